@@ -1,0 +1,3 @@
+module github.com/holdfast-cni/holdfast
+
+go 1.26.0
