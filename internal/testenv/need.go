@@ -1,0 +1,124 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The capabilities that Need knows.
+const (
+	Root     = "root"     // effective UID 0
+	Netns    = "netns"    // root, and unshare(CLONE_NEWNET) works
+	Mount    = "mount"    // root, and mounting in a mount namespace of our own works
+	PIDNS    = "pidns"    // root, and a child in a PID namespace of its own can be started
+	CRI      = "cri"      // root, netns, and containerd and runc in PATH
+	Podman   = "podman"   // root, netns, and podman in PATH
+	IPTables = "iptables" // root, netns, and iptables in PATH
+)
+
+// RequireEnv names the environment variable that turns skips into failures: a
+// comma-separated list of capabilities. A skipped test proves nothing, so a run
+// that is meant to prove something lists what it must have.
+const RequireEnv = "REQUIRE"
+
+// Need ends the test unless the machine has the capability: with a failure when
+// $REQUIRE names it, else with a skip. A capability that is not in the list above
+// is a mistake in the test and always fails it.
+func Need(t testing.TB, capability string) {
+	t.Helper()
+	err := check(capability)
+	switch {
+	case err == nil:
+	case errors.Is(err, errUnknown):
+		t.Fatalf("testenv: %v", err)
+	case required(os.Getenv(RequireEnv), capability):
+		t.Fatalf("%s=%s, but this machine lacks it: %v", RequireEnv, capability, err)
+	default:
+		t.Skipf("needs %s: %v", capability, err)
+	}
+}
+
+// Have reports whether the machine has the capability.
+func Have(capability string) bool { return check(capability) == nil }
+
+var errUnknown = errors.New("unknown capability")
+
+func required(list, capability string) bool {
+	return slices.ContainsFunc(strings.Split(list, ","), func(s string) bool {
+		return strings.TrimSpace(s) == capability
+	})
+}
+
+func check(capability string) error {
+	switch capability {
+	case Root:
+		return checkRoot()
+	case Netns:
+		return errors.Join(checkRoot(), onDoomedThread(func() error {
+			return os.NewSyscallError("unshare(CLONE_NEWNET)", unix.Unshare(unix.CLONE_NEWNET))
+		}))
+	case Mount:
+		return errors.Join(checkRoot(), onDoomedThread(checkMount))
+	case PIDNS:
+		return errors.Join(checkRoot(), checkPIDNS())
+	case CRI:
+		return errors.Join(check(Netns), inPath("containerd", "runc"))
+	case Podman:
+		return errors.Join(check(Netns), inPath("podman"))
+	case IPTables:
+		return errors.Join(check(Netns), inPath("iptables"))
+	}
+	return fmt.Errorf("%w %q", errUnknown, capability)
+}
+
+func checkRoot() error {
+	if uid := os.Geteuid(); uid != 0 {
+		return fmt.Errorf("not root (UID %d)", uid)
+	}
+	return nil
+}
+
+func inPath(names ...string) error {
+	for _, n := range names {
+		if _, err := exec.LookPath(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkMount() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return os.NewSyscallError("unshare(CLONE_NEWNS)", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return os.NewSyscallError("mount(MS_PRIVATE)", err)
+	}
+	return os.NewSyscallError("mount(tmpfs)", unix.Mount("none", "/mnt", "tmpfs", 0, ""))
+}
+
+func checkPIDNS() error {
+	cmd := exec.Command("true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	return cmd.Run()
+}
+
+// onDoomedThread runs f on a thread that ends with it: a goroutine that exits while
+// locked takes its thread along, so whatever f changed of it is gone.
+func onDoomedThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked
+		done <- f()
+	}()
+	return <-done
+}
