@@ -1,0 +1,117 @@
+package verdict
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// Verdict is what is concluded for one resource. The zero value is Unknown, which
+// keeps (I5).
+type Verdict string
+
+// The verdicts; docs/design.md has the table.
+const (
+	Unknown   Verdict = ""
+	InUse     Verdict = "InUse"
+	Suspect   Verdict = "Suspect"
+	Leaked    Verdict = "Leaked"
+	Orphaned  Verdict = "Orphaned"
+	Conflict  Verdict = "Conflict"
+	Missing   Verdict = "Missing"
+	Malformed Verdict = "Malformed"
+	Foreign   Verdict = "Foreign"
+	Held      Verdict = "Held"
+)
+
+// All lists the verdicts, worst first: the order in which a person wants them.
+var all = [...]Verdict{Conflict, Missing, Leaked, Orphaned, Malformed, Unknown, Suspect, Foreign, Held, InUse}
+
+// All returns the verdicts, worst first: the order in which a person wants them.
+func All() []Verdict { return slices.Clone(all[:]) }
+
+// String gives the zero value its name.
+func (v Verdict) String() string {
+	if v == Unknown {
+		return "Unknown"
+	}
+	return string(v)
+}
+
+// Rank orders verdicts, worst first.
+func (v Verdict) Rank() int { return slices.Index(all[:], v) }
+
+// MarshalText writes the verdict's name.
+func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText reads a name; "Unknown", the empty text and whatever is not known
+// to this version read as Unknown, which keeps.
+func (v *Verdict) UnmarshalText(b []byte) error {
+	*v = Verdict(b)
+	if v.Rank() < 0 {
+		*v = Unknown
+	}
+	return nil
+}
+
+// Policy is what the operator chose. Durations are of CLOCK_MONOTONIC.
+type Policy struct {
+	// Required witnesses. Nothing is released unless kernel and process are among
+	// them, and cri too unless CRINone: each alone is blind to something (case F20).
+	Required []string `json:"required"`
+	// CRINone: a person said that this node has no CRI runtime.
+	CRINone bool `json:"criNone,omitempty"`
+	// Grace is the least time between the two sightings.
+	Grace time.Duration `json:"grace"`
+	// OrphanGrace is the longer one: orphaned namespaces, malformed and foreign
+	// files, sandboxes that stay NotReady.
+	OrphanGrace time.Duration `json:"orphanGrace"`
+	// Orphans releases orphaned addresses even where no runtime vouches for the name
+	// of the namespace. Foreign releases foreign reservations by address.
+	Orphans bool `json:"orphans,omitempty"`
+	Foreign bool `json:"foreign,omitempty"`
+	// Exclude are addresses that a person wants left alone; Holds likewise, by store.
+	Exclude []netip.Prefix `json:"exclude,omitempty"`
+	Holds   []Hold         `json:"holds,omitempty"`
+}
+
+// Hold is one address that a person, or an undo, said to hold.
+type Hold struct {
+	// Store is the directory; empty means every store.
+	Store string     `json:"store,omitempty"`
+	Addr  netip.Addr `json:"addr"`
+	Why   string     `json:"why,omitempty"`
+}
+
+// held returns why r is held, or "".
+func (p Policy) held(r *claim.Resource) string {
+	for _, h := range p.Holds {
+		if h.Addr == r.Addr && (h.Store == "" || h.Store == r.Store) {
+			if h.Why == "" {
+				return "a person said hold"
+			}
+			return h.Why
+		}
+	}
+	for _, e := range p.Exclude {
+		if r.Addr.IsValid() && e.Contains(r.Addr) {
+			return "excluded by " + e.String()
+		}
+	}
+	return ""
+}
+
+// convicts says whether this policy can ever convict, or why not.
+func (p Policy) convicts() (bool, string) {
+	for _, w := range []string{claim.WitnessKernel, claim.WitnessProcess} {
+		if !slices.Contains(p.Required, w) {
+			return false, "the policy leaves out the witness " + w + ", without which nothing is released"
+		}
+	}
+	if !p.CRINone && !slices.Contains(p.Required, claim.WitnessCRI) {
+		return false, "the policy leaves out the witness cri, and kernel and process alone convict nobody; say --cri-endpoint none if this node has no CRI runtime"
+	}
+	return true, ""
+}
