@@ -26,7 +26,6 @@ const (
 	Held      Verdict = "Held"
 )
 
-// All lists the verdicts, worst first: the order in which a person wants them.
 var all = [...]Verdict{Conflict, Missing, Leaked, Orphaned, Malformed, Unknown, Suspect, Foreign, Held, InUse}
 
 // All returns the verdicts, worst first: the order in which a person wants them.

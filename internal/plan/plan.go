@@ -1,0 +1,231 @@
+// Package plan turns verdicts into ordered groups of release steps.
+//
+// Scope: which findings go together, in which order, what blocks what, and the cap.
+// Ring 0: pure. Non-scope: whether something may go (package verdict), doing it
+// (package sweep and the drivers).
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// StepKind names one piece of a release.
+type StepKind string
+
+// The pieces, in the order in which they go (I8, plugins #666): what can hold the
+// address alive goes before the address, and the address goes last.
+const (
+	StepVeth        StepKind = "veth"        // a host-side veth of the dead attachment
+	StepNetns       StepKind = "netns"       // the namespace of an Orphaned address
+	StepDel         StepKind = "cni-del"     // DEL of side resources: portmap, firewall, ...
+	StepCache       StepKind = "cache"       // the libcni cache file
+	StepReservation StepKind = "reservation" // the address
+)
+
+// Step is one piece. Its precondition is the incarnation in Resource: the driver
+// refuses when it has changed (I7).
+type Step struct {
+	Kind     StepKind        `json:"kind"`
+	Object   string          `json:"object"` // a path or an interface name
+	Resource *claim.Resource `json:"resource,omitempty"`
+	HostIf   claim.HostIf    `json:"hostIf,omitzero"`
+	NetnsID  uint64          `json:"netnsID,omitempty"`
+	// Blocks: while this piece stands it can hold the address alive, so its failure
+	// keeps the address. A piece that cannot is reported and does not.
+	Blocks bool `json:"blocks,omitempty"`
+	// Irreversible: undo cannot bring it back. The inverse of the others is: cache,
+	// the file is written again; reservation, it is moved back.
+	Irreversible bool `json:"irreversible,omitempty"`
+}
+
+// Group is what goes together: everything releasable of one container.
+type Group struct {
+	Findings []*verdict.Finding
+	Steps    []Step
+	// Execs is true when a step runs a plugin, which takes long.
+	Execs bool
+}
+
+// Withheld is a releasable finding that does not go now, with the reason.
+type Withheld struct {
+	Finding *verdict.Finding
+	Why     string
+	// Cap: the cap withholds it; --force-over-cap lets it go.
+	Cap bool
+}
+
+// Options bound a plan.
+type Options struct {
+	// MaxReleases per store and sweep; 0 means 10 % of its reservations, at least 16.
+	MaxReleases  int
+	ForceOverCap bool
+	// NoDel leaves CNI DEL out.
+	NoDel bool
+	// Skip gives a reason why nothing of a finding's store goes now (another reaper
+	// is at work, read-only, not selected), or "".
+	Skip func(r *claim.Resource) string
+}
+
+// Plan is the result of Make.
+type Plan struct {
+	Groups   []Group
+	Withheld []Withheld
+	// Over says per store how many releases the cap withholds.
+	Over map[string]int
+}
+
+// MinCap is the smallest cap: a small network may lose this many at once.
+const MinCap = 16
+
+// Make orders what is releasable in j, oldest death first. It is deterministic.
+func Make(j *verdict.Judgement, opt Options) *Plan {
+	p := &Plan{Over: map[string]int{}}
+	total := map[string]int{}
+	late := map[claim.Attachment]string{} // attachments with a member that must stay
+	for i := range j.Findings {
+		f := &j.Findings[i]
+		if f.Resource.Kind != claim.KindReservation || f.Verdict == verdict.Missing {
+			continue
+		}
+		total[f.Resource.Store]++
+		if !f.Releasable && f.Resource.Owner.Shape == claim.ShapeContainer {
+			late[unit(f.Resource)] = fmt.Sprintf("%s of the same attachment is %s", f.Resource.Addr, f.Verdict)
+		}
+	}
+	groups := map[string][]*verdict.Finding{}
+	var order []string
+	for i := range j.Findings {
+		f := &j.Findings[i]
+		if !f.Releasable {
+			continue
+		}
+		if why := late[unit(f.Resource)]; why != "" && f.Resource.Kind == claim.KindReservation {
+			p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: "an attachment goes as a whole: " + why})
+			continue
+		}
+		if opt.Skip != nil {
+			if why := opt.Skip(f.Resource); why != "" {
+				p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: why})
+				continue
+			}
+		}
+		k := key(f.Resource)
+		if _, ok := groups[k]; !ok {
+			order = append(order, k)
+		}
+		groups[k] = append(groups[k], f)
+	}
+	slices.SortStableFunc(order, func(a, b string) int { return older(groups[a], groups[b]) })
+
+	used := map[string]int{}
+	for _, k := range order {
+		fs := groups[k]
+		if store := overCap(fs, used, total, opt); store != "" {
+			for _, f := range fs {
+				why := fmt.Sprintf("over the cap of %d releases a sweep for this network", capOf(total[store], opt.MaxReleases))
+				p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: why, Cap: true})
+				if f.Resource.Kind == claim.KindReservation {
+					p.Over[f.Resource.Store]++
+				}
+			}
+			continue
+		}
+		p.Groups = append(p.Groups, makeGroup(fs, opt))
+	}
+	return p
+}
+
+// overCap counts fs against the caps and returns the store whose cap they burst, or
+// "". What a past boot proves dead does not count.
+func overCap(fs []*verdict.Finding, used, total map[string]int, opt Options) string {
+	need := map[string]int{}
+	for _, f := range fs {
+		if f.Resource.Kind == claim.KindReservation && !f.BootProven {
+			need[f.Resource.Store]++
+		}
+	}
+	if !opt.ForceOverCap {
+		for _, f := range fs {
+			st := f.Resource.Store
+			if n := need[st]; n > 0 && used[st]+n > capOf(total[st], opt.MaxReleases) {
+				return st
+			}
+		}
+	}
+	for st, n := range need {
+		used[st] += n
+	}
+	return ""
+}
+
+func capOf(reservations, maxReleases int) int {
+	if maxReleases > 0 {
+		return maxReleases
+	}
+	return max(MinCap, (reservations+9)/10)
+}
+
+// unit is the attachment within its store: what is kept or released as a whole.
+func unit(r *claim.Resource) claim.Attachment {
+	a := r.Attachment()
+	a.Network = r.Store
+	return a
+}
+
+// key groups by container; a file that names none stands alone.
+func key(r *claim.Resource) string {
+	if r.Owner.Shape == claim.ShapeContainer {
+		return "id\x00" + r.Owner.ID
+	}
+	return "path\x00" + r.Path
+}
+
+func older(a, b []*verdict.Finding) int {
+	fa, fb := a[0], b[0]
+	rank := func(f *verdict.Finding) int {
+		if f.BootProven {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(rank(fa), rank(fb)), cmp.Compare(fa.Absent.Mono, fb.Absent.Mono),
+		cmp.Compare(fa.Resource.Store, fb.Resource.Store), fa.Resource.Addr.Compare(fb.Resource.Addr),
+		cmp.Compare(fa.Resource.Path, fb.Resource.Path))
+}
+
+func makeGroup(fs []*verdict.Finding, opt Options) Group {
+	g := Group{Findings: fs}
+	var veths, dels, caches, netns, addrs []Step
+	seenNetns := map[uint64]bool{}
+	for _, f := range fs {
+		r := f.Resource
+		for _, id := range f.Netns {
+			if !seenNetns[id] {
+				seenNetns[id] = true
+				netns = append(netns, Step{Kind: StepNetns, Object: fmt.Sprintf("net:[%d]", id), NetnsID: id, Blocks: true, Irreversible: true})
+			}
+		}
+		switch r.Kind {
+		case claim.KindReservation:
+			addrs = append(addrs, Step{Kind: StepReservation, Object: r.Path, Resource: r})
+		case claim.KindCache:
+			if r.Cache != nil {
+				for _, h := range r.Cache.HostIfs {
+					veths = append(veths, Step{Kind: StepVeth, Object: h.Name, HostIf: h, Resource: r, Blocks: true, Irreversible: true})
+				}
+				if !opt.NoDel && r.Problem == "" {
+					dels = append(dels, Step{Kind: StepDel, Object: r.Path, Resource: r, Irreversible: true})
+					g.Execs = true
+				}
+			}
+			caches = append(caches, Step{Kind: StepCache, Object: r.Path, Resource: r})
+		}
+	}
+	g.Steps = slices.Concat(veths, netns, dels, caches, addrs)
+	return g
+}

@@ -1,0 +1,270 @@
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// Judge gives a verdict on every resource of the case. It is deterministic and does
+// not change c.
+func Judge(c *Case) *Judgement {
+	s := newScene(c)
+	old := NewMemory(c.Memory)
+	out := &Judgement{Memory: Memory{}}
+	_, out.Vantage = s.vantage()
+	for _, w := range c.Policy.Required {
+		if why, silent := s.silent[w]; silent && (w != claim.WitnessCRI || !c.Policy.CRINone) {
+			out.Silent = append(out.Silent, w+": "+why)
+		}
+	}
+	if why, silent := s.silent[claim.WitnessBoot]; silent && !slices.Contains(c.Policy.Required, claim.WitnessBoot) {
+		out.Silent = append(out.Silent, claim.WitnessBoot+": "+why)
+	}
+
+	var list []assessment
+	for i := range c.Snapshots {
+		for j := range c.Snapshots[i].Resources {
+			r := &c.Snapshots[i].Resources[j]
+			if !ours(r) {
+				continue
+			}
+			prior, seen := old[Key{r.Path, r.Inc}]
+			list = append(list, s.assess(r, prior, seen))
+		}
+	}
+	gather(list, c.Policy.held)
+	for i := range list {
+		a := &list[i]
+		if s.needsDetail(a) {
+			out.Needs.Detail = true
+		}
+		prior, seen := old[Key{a.r.Path, a.r.Inc}]
+		next := s.remember(a, prior, seen)
+		if a.r.Problem == "" || a.r.Kind == claim.KindCache {
+			out.Memory[next.Key] = next
+		}
+		out.Findings = append(out.Findings, s.conclude(a, next))
+	}
+	s.keepUnlisted(old, out.Memory)
+	s.idleNetns(out, old)
+	s.missing(out)
+	return out
+}
+
+// ours: cache entries of networks that do not use host-local are another's business,
+// and namespaces are judged by idleNetns.
+func ours(r *claim.Resource) bool {
+	switch r.Kind {
+	case claim.KindReservation:
+		return true
+	case claim.KindCache:
+		return r.Problem != "" || r.Cache != nil && r.Cache.DataDir != ""
+	}
+	return false
+}
+
+// needsDetail: the sandboxes' namespaces and addresses could change what is said of a.
+// Status calls are dear, so they are made for suspects only.
+func (s *scene) needsDetail(a *assessment) bool {
+	if s.cri == nil || s.cri.Detailed {
+		return false
+	}
+	return a.rule == "cannot-say" || a.class == classConflict || byAddress(a.r) && a.class == classUnknown ||
+		// Only the kernel keeps it: the namespace may be another sandbox's.
+		a.rule == "address-held"
+}
+
+// remember gives the next sighting of a resource. Alive ends the run of absent
+// sightings, silent neither counts nor ends it, a run that was made by fewer
+// witnesses, in another boot or in the future starts anew.
+func (s *scene) remember(a *assessment, prior Sighting, seen bool) Sighting {
+	next := prior
+	if !seen {
+		next = Sighting{Key: Key{a.r.Path, a.r.Inc}, First: s.now}
+	}
+	if _, ok := s.now.Since(next.First); !ok && next.First.Boot == s.now.Boot {
+		next.First = s.now // from the future: dropped
+	}
+	switch a.class {
+	case classAlive, classConflict:
+		next.Absent, next.Witnesses = claim.Instant{}, nil
+	case classAbsent, classOrphan:
+		if ok, _ := s.mayConvict(); !ok {
+			return next
+		}
+		_, sameRun := s.now.Since(next.Absent)
+		if !sameRun || !covers(next.Witnesses, a.witnesses) {
+			next.Absent = s.now
+			next.Witnesses = slices.Clone(a.witnesses)
+			slices.Sort(next.Witnesses)
+		}
+	}
+	return next
+}
+
+// covers reports whether every witness of now also testified then.
+func covers(then, now []string) bool {
+	for _, w := range now {
+		if !slices.Contains(then, w) {
+			return false
+		}
+	}
+	return len(then) > 0
+}
+
+// mayConvict: the policy asks enough witnesses, and the node is seen whole (I13).
+func (s *scene) mayConvict() (bool, string) {
+	if ok, why := s.c.Policy.convicts(); !ok {
+		return false, why
+	}
+	if ok, why := s.vantage(); !ok {
+		return false, "no vantage: " + why
+	}
+	return true, ""
+}
+
+// conclude is the only place that sets Releasable. Everything that can be released
+// comes through here.
+func (s *scene) conclude(a *assessment, sight Sighting) Finding {
+	f := Finding{
+		Resource: a.r, Rule: a.rule, Why: a.why, Says: a.says, Pod: s.podOf(a.r),
+		First: sight.First, Absent: sight.Absent, Wait: -1, Netns: a.netns, Holder: a.holder,
+	}
+	held := s.c.Policy.held(a.r)
+	switch a.class {
+	case classAlive:
+		f.Verdict = InUse
+		return f
+	case classConflict:
+		f.Verdict = Conflict
+		return f
+	case classUnknown:
+		f.Verdict = Unknown
+		if held != "" {
+			f.Verdict, f.Rule, f.Why = Held, "held", held
+		} else if a.rule != "unreadable" && byAddress(a.r) {
+			f.Verdict = addressVerdict(a.r)
+		}
+		return f
+	}
+	// From here on every required witness has said absent, or only unused namespaces
+	// hold it.
+	if held != "" {
+		f.Verdict, f.Rule, f.Why = Held, "held", held
+		return f
+	}
+	if ok, why := s.mayConvict(); !ok {
+		f.Verdict, f.Rule, f.Why = Unknown, "may-not-convict", why
+		return f
+	}
+	grace := s.c.Policy.Grace
+	if a.slow || byAddress(a.r) {
+		grace = max(grace, s.c.Policy.OrphanGrace)
+	}
+	elapsed, ok := s.now.Since(sight.Absent)
+	// Two sightings: the one that starts the run does not count for itself.
+	twice := ok && sight.Absent != s.now
+	f.Wait = max(grace-elapsed, time.Nanosecond)
+	over := twice && elapsed >= grace
+	if over {
+		f.Wait = 0
+	}
+	switch {
+	case a.class == classOrphan:
+		s.concludeOrphan(&f, a, over)
+	case a.r.Owner.Shape == claim.ShapeForeign && byAddress(a.r):
+		f.Verdict, f.Rule = Foreign, "foreign-owner"
+		f.Why = "its owner is no container ID; --foreign releases it by its address"
+		f.Releasable = over && s.c.Policy.Foreign
+		if !s.c.Policy.Foreign {
+			f.Wait = -1
+		}
+	case a.r.Owner.Shape == claim.ShapeNone:
+		f.Verdict, f.Rule, f.Why = Malformed, "empty-file", "names no owner; nobody holds the address"
+		f.Releasable, f.BootProven = over || a.dead, a.dead
+	case a.dead:
+		f.Verdict, f.Rule, f.Why = Leaked, "boot-past", "its sandbox is of an earlier boot and every witness says absent"
+		f.Releasable, f.BootProven, f.Wait = true, true, 0
+	case over:
+		f.Verdict, f.Rule, f.Why = Leaked, "absent-twice", "every witness said absent, twice, "+elapsed.Round(time.Second).String()+" apart"
+		f.Releasable = true
+	default:
+		f.Verdict, f.Rule = Suspect, "grace"
+		f.Why = fmt.Sprintf("every witness says absent; must stay so for another %s", f.Wait.Round(time.Second))
+	}
+	return f
+}
+
+// concludeOrphan: the address sits in a namespace that no process uses and no
+// complete runtime knows. It goes after the orphan grace, with its namespace, where
+// a runtime that would name it that way answered; otherwise only when asked.
+func (s *scene) concludeOrphan(f *Finding, a *assessment, over bool) {
+	f.Verdict, f.Rule = Orphaned, "netns-unused"
+	f.Why = "held only by a network namespace that no process uses and no runtime knows"
+	vouched := true
+	for _, id := range a.netns {
+		n := s.byID[id]
+		if n == nil || n.Host || !s.vouched(n) {
+			vouched = false
+		}
+	}
+	if !vouched && !s.c.Policy.Orphans {
+		f.Why += "; kept, since no runtime here names its namespaces that way (--orphans releases it)"
+		f.Wait = -1
+		return
+	}
+	f.Releasable = over
+}
+
+// addressVerdict names what an unowned file is, whatever the witnesses could say.
+func addressVerdict(r *claim.Resource) Verdict {
+	if r.Owner.Shape == claim.ShapeNone {
+		return Malformed
+	}
+	return Foreign
+}
+
+func (s *scene) podOf(r *claim.Resource) claim.Pod {
+	for _, id := range r.Owner.Aliases() {
+		if p, ok := s.pods[id]; ok {
+			return p
+		}
+	}
+	return claim.Pod{}
+}
+
+// keepUnlisted carries over the sightings of stores that could not be listed whole:
+// not seeing a file there is no proof that it is gone. A file that could not be read
+// keeps its sightings too, and so do stores that this pass did not look at, within
+// this boot.
+func (s *scene) keepUnlisted(old, next Memory) {
+	unread := map[string]bool{}
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			if r := &s.c.Snapshots[i].Resources[j]; r.Problem != "" {
+				unread[r.Path] = true
+			}
+		}
+	}
+	for k, v := range old {
+		if _, ok := next[k]; ok {
+			continue
+		}
+		st := s.storeOf(k.Path)
+		if unread[k.Path] || st != nil && st.Problem != "" || st == nil && v.First.Boot == s.now.Boot {
+			next[k] = v
+		}
+	}
+}
+
+func (s *scene) storeOf(p string) *claim.Store {
+	for i := len(p) - 1; i > 0; i-- {
+		if p[i] == '/' {
+			return s.stores[p[:i]]
+		}
+	}
+	return nil
+}

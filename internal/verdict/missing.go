@@ -1,0 +1,200 @@
+package verdict
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// missing finds live attachments whose address nobody has reserved: the next ADD could
+// hand it out again (cases F12, F14). It only reports.
+//
+// A candidate comes from the libcni cache (a live attachment of a host-local network)
+// or from the kernel (a Pod's namespace holds an address of a configured range).
+// It must be missing in both listings: an ADD may be between address and file.
+func (s *scene) missing(out *Judgement) {
+	if s.kernel == nil || s.process == nil {
+		return
+	}
+	taken := map[netip.Addr]bool{}
+	reserved := func(snap *claim.Snapshot) {
+		for i := range snap.Resources {
+			if r := &snap.Resources[i]; r.Kind == claim.KindReservation {
+				taken[r.Addr] = true
+			}
+		}
+	}
+	for i := range s.c.Snapshots {
+		reserved(&s.c.Snapshots[i])
+	}
+	if s.c.Relisted != nil {
+		reserved(s.c.Relisted)
+	}
+	found := s.missingByCache(taken)
+	found = append(found, s.missingByKernel(taken, found)...)
+	if len(found) == 0 {
+		return
+	}
+	if s.c.Relisted == nil {
+		out.Needs.Relist = true
+		return
+	}
+	slices.SortFunc(found, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(a.Resource.Store, b.Resource.Store), a.Resource.Addr.Compare(b.Resource.Addr))
+	})
+	out.Findings = append(out.Findings, found...)
+}
+
+func (s *scene) missingByCache(taken map[netip.Addr]bool) []Finding {
+	var found []Finding
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			e := &s.c.Snapshots[i].Resources[j]
+			if e.Kind != claim.KindCache || e.Cache == nil || e.Cache.DataDir == "" || e.Owner.Shape != claim.ShapeContainer {
+				continue
+			}
+			says := s.aliveSays(e.Owner)
+			if len(says) == 0 {
+				continue
+			}
+			dir := path.Join(e.Cache.DataDir, e.Network)
+			for _, addr := range e.Cache.Addrs {
+				if st := s.stores[dir]; taken[addr] || st != nil && st.Problem != "" || !claim.KernelSpeaksFor(addr) {
+					continue
+				}
+				taken[addr] = true
+				found = append(found, s.missingFinding(dir, e.Network, addr, e.Owner, says))
+			}
+		}
+	}
+	return found
+}
+
+// aliveSays are the words of the witnesses for which this attachment is alive.
+func (s *scene) aliveSays(o claim.Owner) []Say {
+	var says []Say
+	for _, id := range o.Aliases() {
+		if h := s.hits[id]; len(h) > 0 {
+			says = append(says, Say{claim.WitnessProcess, Alive, fmt.Sprintf("process %d carries the ID (%s)", h[0].PID, h[0].Via)})
+		}
+		for _, b := range s.sandboxes[id] {
+			if b.Ready {
+				says = append(says, Say{claim.WitnessCRI, Alive, b.Endpoint + " lists it, Ready"})
+			}
+		}
+		for _, n := range s.homes[id] {
+			if n.Used() {
+				says = append(says, Say{claim.WitnessKernel, Alive, "its network namespace " + s.describe(n) + " is in use"})
+			}
+		}
+	}
+	return says
+}
+
+func (s *scene) missingByKernel(taken map[netip.Addr]bool, already []Finding) []Finding {
+	var found []Finding
+	var stores []*claim.Store
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Stores {
+			if st := &s.c.Snapshots[i].Stores[j]; len(st.Ranges) > 0 && st.Problem == "" {
+				stores = append(stores, st)
+			}
+		}
+	}
+	for i := range s.kernel.Netns {
+		n := &s.kernel.Netns[i]
+		if n.Host || !n.Used() && len(s.tenants[n.ID]) == 0 {
+			continue
+		}
+		for _, a := range n.Addrs {
+			if taken[a.Addr] {
+				continue
+			}
+			for _, st := range stores {
+				if !slices.ContainsFunc(st.Ranges, func(r claim.Range) bool { return r.Contains(a.Addr) && r.Gateway != a.Addr }) {
+					continue
+				}
+				taken[a.Addr] = true
+				o := claim.Owner{}
+				if t := s.tenants[n.ID]; len(t) > 0 {
+					o = claim.Owner{Shape: claim.ShapeContainer, ID: t[0], IfName: a.If}
+				}
+				found = append(found, s.missingFinding(st.Dir, st.Network, a.Addr, o,
+					[]Say{{claim.WitnessKernel, Alive, s.describe(n) + " holds the address on " + fmt.Sprintf("%q", a.If)}}))
+				break
+			}
+		}
+	}
+	return found
+}
+
+func (s *scene) missingFinding(dir, network string, addr netip.Addr, o claim.Owner, says []Say) Finding {
+	r := &claim.Resource{
+		Kind: claim.KindReservation, Store: dir, Network: network, Addr: addr, Owner: o,
+		Path: path.Join(dir, addr.String()),
+	}
+	return Finding{
+		Resource: r, Verdict: Missing, Rule: "no-reservation", Wait: -1, First: s.now, Says: says, Pod: s.podOf(r),
+		Why: "a live attachment uses the address, but no reservation file holds it; the next ADD could hand it out again",
+	}
+}
+
+// idleNetns judges pinned namespaces that no process uses and that no attachment of a
+// listed reservation or cache entry explains: what is left when a DEL released the
+// address and then could not remove the namespace. Only names that a runtime gives are
+// looked at: `ip netns add` by a person is none of our business.
+func (s *scene) idleNetns(out *Judgement, old Memory) {
+	if s.kernel == nil {
+		return
+	}
+	explained := map[uint64]bool{}
+	for i := range out.Findings {
+		for _, id := range out.Findings[i].Netns {
+			explained[id] = true
+		}
+	}
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			r := &s.c.Snapshots[i].Resources[j]
+			n := s.byID[r.NetnsID]
+			if r.Kind != claim.KindNetns || n == nil || n.Used() || n.Host || explained[n.ID] || !runtimeNamed(n) {
+				continue
+			}
+			a := assessment{r: r, witnesses: s.witnessSet()}
+			if t := s.tenants[n.ID]; len(t) > 0 {
+				r2 := *r
+				r2.Owner = claim.Owner{Shape: claim.ShapeContainer, ID: t[0]}
+				a.r = &r2
+			}
+			a.say(claim.WitnessKernel, Absent, "no process is in it or holds it open")
+			switch {
+			case s.silentRequired() != "":
+				a.rule, a.why = "witness-silent", s.silentRequired()
+			default:
+				ids := a.r.Owner.Aliases()
+				if s.sayProcess(&a, ids) == Alive || s.sayCRI(&a, ids) == Alive {
+					continue
+				}
+				a.orphan(s, []*claim.Netns{n})
+			}
+			if a.class == classAlive {
+				continue
+			}
+			if s.needsDetail(&a) {
+				out.Needs.Detail = true
+			}
+			prior, seen := old[Key{a.r.Path, a.r.Inc}]
+			next := s.remember(&a, prior, seen)
+			out.Memory[next.Key] = next
+			f := s.conclude(&a, next)
+			if f.Verdict == Orphaned {
+				f.Why = "a network namespace that no process uses and no runtime knows"
+			}
+			out.Findings = append(out.Findings, f)
+		}
+	}
+}

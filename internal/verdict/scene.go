@@ -1,0 +1,377 @@
+package verdict
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// scene is the join of all snapshots and testimonies: who holds which address, which
+// attachment lives in which namespace. Built once for a Case, read-only afterwards.
+type scene struct {
+	c      *Case
+	silent map[string]string // witness -> why it does not count; absent key: it counts
+
+	kernel  *claim.KernelFacts
+	process *claim.ProcessFacts
+	cri     *claim.CRIFacts
+	boot    *claim.BootFacts
+
+	byAddr    map[netip.Addr][]*claim.Netns
+	byID      map[uint64]*claim.Netns
+	byMount   map[string]*claim.Netns // normalised path -> namespace
+	hits      map[string][]claim.ProcessHit
+	sandboxes map[string][]*claim.Sandbox
+	// tenants: namespace -> IDs of attachments known to live in it, by any evidence.
+	// Only IDs that are attachments (a sandbox, a reservation or a cache entry): the
+	// ID of an application container in the same namespace says nothing of an owner.
+	tenants map[uint64][]string
+	// homes is the inverse of tenants.
+	homes map[string][]*claim.Netns
+	// ownAddrs: addresses that an ID has reserved, in any store.
+	ownAddrs map[string][]netip.Addr
+	pods     map[string]claim.Pod
+
+	stores map[string]*claim.Store
+	past   map[string]bool // boots proven past
+	now    claim.Instant
+}
+
+func newScene(c *Case) *scene {
+	s := &scene{
+		c: c, now: c.Now,
+		silent: map[string]string{}, byAddr: map[netip.Addr][]*claim.Netns{}, byID: map[uint64]*claim.Netns{},
+		byMount: map[string]*claim.Netns{}, hits: map[string][]claim.ProcessHit{}, sandboxes: map[string][]*claim.Sandbox{},
+		tenants: map[uint64][]string{}, homes: map[string][]*claim.Netns{}, ownAddrs: map[string][]netip.Addr{},
+		pods: map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{},
+	}
+	for _, w := range []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI, claim.WitnessBoot} {
+		s.silent[w] = "was not asked"
+	}
+	for i := range c.Testimonies {
+		s.hear(&c.Testimonies[i])
+	}
+	s.contradictCRI()
+	s.index()
+	return s
+}
+
+// hear takes one testimony in, or notes why it does not count.
+func (s *scene) hear(t *claim.Testimony) {
+	why := ""
+	switch {
+	case t.State == claim.StateNone:
+		why = "there is no such witness here"
+		if t.Detail != "" {
+			why = t.Detail
+		}
+	case t.State != claim.StateComplete:
+		why = "gave no reason"
+		if t.Detail != "" {
+			why = t.Detail
+		}
+	default:
+		why = s.tooEarly(t)
+	}
+	if why == "" {
+		switch {
+		case t.Witness == claim.WitnessKernel && t.Kernel != nil:
+			s.kernel = t.Kernel
+		case t.Witness == claim.WitnessProcess && t.Process != nil:
+			s.process = t.Process
+		case t.Witness == claim.WitnessCRI && t.CRI != nil:
+			s.cri = t.CRI
+		case t.Witness == claim.WitnessBoot && t.Boot != nil:
+			if t.Boot.Current != s.now.Boot {
+				why = "the boot ID changed while the witnesses were asked"
+				break
+			}
+			s.boot = t.Boot
+			for _, b := range t.Boot.Past {
+				if b != t.Boot.Current {
+					s.past[b] = true
+				}
+			}
+		default:
+			why = "says complete but gave no facts"
+		}
+	}
+	if why != "" {
+		s.silent[t.Witness] = why
+		return
+	}
+	delete(s.silent, t.Witness)
+}
+
+// tooEarly is I6: a witness that was asked before an inventory was listed cannot
+// speak of what was added in between (whereabouts #207, case F2).
+func (s *scene) tooEarly(t *claim.Testimony) string {
+	for i := range s.c.Snapshots {
+		l := s.c.Snapshots[i].Listed
+		if l.Boot != t.Asked.Boot || t.Asked.Boot != s.now.Boot || t.Asked.Boot == "" {
+			return "was asked in another boot than the inventory was listed in"
+		}
+		if t.Asked.Mono < l.Mono {
+			return "was asked before the inventory " + s.c.Snapshots[i].Source + " was listed"
+		}
+	}
+	return ""
+}
+
+// contradictCRI: a runtime that lists no sandbox at all while its own shims hold
+// containers has lost its memory or has not read it yet (aws-cni #711, case F6).
+func (s *scene) contradictCRI() {
+	if s.cri == nil || s.process == nil {
+		return
+	}
+	for _, rt := range s.cri.Runtimes {
+		if rt.State != claim.StateComplete || slices.ContainsFunc(s.cri.Sandboxes, func(b claim.Sandbox) bool { return b.Endpoint == rt.Endpoint }) {
+			continue
+		}
+		sock := normalise(strings.TrimPrefix(rt.Endpoint, "unix://"))
+		n := 0
+		for _, sh := range s.process.Shims {
+			if sh.Namespace == "k8s.io" && normalise(strings.TrimPrefix(sh.Address, "unix://")) == sock {
+				n++
+			}
+		}
+		if n > 0 {
+			s.cri = nil
+			s.silent[claim.WitnessCRI] = fmt.Sprintf("%s lists no sandbox while %d of its shims run: not believed", rt.Endpoint, n)
+			return
+		}
+	}
+}
+
+// normalise makes two spellings of a path comparable: /var/run is /run, and trailing
+// ".ttrpc" of a shim's runtime address is dropped.
+func normalise(p string) string {
+	p = strings.TrimSuffix(path.Clean(p), ".ttrpc")
+	if rest, ok := strings.CutPrefix(p, "/var/run/"); ok {
+		return "/run/" + rest
+	}
+	return p
+}
+
+func (s *scene) index() {
+	attachments := map[string]bool{}
+	known := func(o claim.Owner) {
+		for _, a := range o.Aliases() {
+			attachments[a] = true
+		}
+	}
+	for i := range s.c.Snapshots {
+		snap := &s.c.Snapshots[i]
+		for j := range snap.Stores {
+			s.stores[snap.Stores[j].Dir] = &snap.Stores[j]
+		}
+		for j := range snap.Resources {
+			r := &snap.Resources[j]
+			if r.Kind == claim.KindReservation && r.Problem != "" {
+				continue
+			}
+			known(r.Owner)
+			for _, id := range r.Owner.Aliases() {
+				if r.Kind == claim.KindReservation {
+					s.ownAddrs[id] = append(s.ownAddrs[id], r.Addr)
+				}
+				if r.Cache != nil && r.Cache.Pod.Name != "" {
+					s.pods[id] = r.Cache.Pod
+				}
+			}
+		}
+	}
+	if s.cri != nil {
+		for i := range s.cri.Sandboxes {
+			b := &s.cri.Sandboxes[i]
+			s.sandboxes[b.ID] = append(s.sandboxes[b.ID], b)
+			attachments[b.ID] = true
+			s.pods[b.ID] = b.Pod
+		}
+	}
+	if s.process != nil {
+		for _, h := range s.process.Hits {
+			s.hits[h.ID] = append(s.hits[h.ID], h)
+		}
+	}
+	if s.kernel == nil {
+		return
+	}
+	for i := range s.kernel.Netns {
+		n := &s.kernel.Netns[i]
+		s.byID[n.ID] = n
+		for _, m := range n.Mounts {
+			s.byMount[normalise(m)] = n
+		}
+		for _, a := range n.Addrs {
+			if !slices.Contains(s.byAddr[a.Addr], n) {
+				s.byAddr[a.Addr] = append(s.byAddr[a.Addr], n)
+			}
+		}
+	}
+	s.attribute(attachments)
+}
+
+// attribute fills tenants and homes: which attachments live in which namespace.
+func (s *scene) attribute(attachments map[string]bool) {
+	settle := func(id string, n *claim.Netns) {
+		// The host's own namespace is nobody's: hostNetwork Pods live there too.
+		if n == nil || n.Host || slices.Contains(s.tenants[n.ID], id) {
+			return
+		}
+		s.tenants[n.ID] = append(s.tenants[n.ID], id)
+		s.homes[id] = append(s.homes[id], n)
+	}
+	if s.process != nil {
+		for _, h := range s.process.Hits {
+			// A shim or a plugin holds an ID from outside of the Pod's namespace.
+			if h.Via == "cgroup" && attachments[h.ID] {
+				settle(h.ID, s.byID[h.Netns])
+			}
+		}
+	}
+	if s.cri != nil {
+		for i := range s.cri.Sandboxes {
+			settle(s.cri.Sandboxes[i].ID, s.mounted(s.cri.Sandboxes[i].Netns))
+		}
+	}
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			if r := &s.c.Snapshots[i].Resources[j]; r.Cache != nil {
+				for _, id := range r.Owner.Aliases() {
+					settle(id, s.mounted(r.Cache.Netns))
+				}
+			}
+		}
+	}
+}
+
+var procPath = regexp.MustCompile(`^/proc/`)
+
+// mounted returns the namespace that is pinned at p. A path below /proc names a
+// process, whose number may be another's by now (cri-o #2849, case F13).
+func (s *scene) mounted(p string) *claim.Netns {
+	if p == "" || procPath.MatchString(p) {
+		return nil
+	}
+	return s.byMount[normalise(p)]
+}
+
+// vantage is I13. The kernel and process witnesses must see the whole node: the
+// initial PID namespace, or the one in which every runtime lives.
+func (s *scene) vantage() (ok bool, why string) {
+	if s.kernel == nil {
+		return false, "the kernel witness is silent"
+	}
+	v := s.kernel.Vantage
+	if !v.Proven {
+		for _, c := range v.Checks {
+			if !c.OK {
+				return false, c.Name + ": " + c.Detail
+			}
+		}
+		return false, "it is not proven that the whole node is seen"
+	}
+	if v.InitialPIDNS {
+		return true, ""
+	}
+	if s.cri == nil {
+		return false, "this process is not in the initial PID namespace, and no runtime shows that it shares the node's"
+	}
+	n := 0
+	for _, rt := range s.cri.Runtimes {
+		if rt.State != claim.StateComplete {
+			continue
+		}
+		if rt.PeerPID <= 0 {
+			return false, "the runtime at " + rt.Endpoint + " lives in a PID namespace that cannot be seen from here"
+		}
+		n++
+	}
+	if n == 0 {
+		return false, "this process is not in the initial PID namespace, and no runtime shows that it shares the node's"
+	}
+	return true, ""
+}
+
+// witnessSet names what testifies now. A sighting counts later only if it was made by
+// at least these.
+func (s *scene) witnessSet() []string {
+	set := []string{claim.WitnessKernel, claim.WitnessProcess}
+	if s.cri != nil {
+		for _, rt := range s.cri.Runtimes {
+			if rt.State == claim.StateComplete {
+				set = append(set, "cri:"+rt.Endpoint)
+			}
+		}
+	} else if s.c.Policy.CRINone {
+		set = append(set, "cri:none")
+	}
+	return set
+}
+
+// silentRequired returns the first required witness that does not count, with why.
+func (s *scene) silentRequired() string {
+	for _, w := range s.c.Policy.Required {
+		if w == claim.WitnessCRI && s.c.Policy.CRINone {
+			continue
+		}
+		if why, silent := s.silent[w]; silent {
+			return w + " is silent: " + why
+		}
+	}
+	if s.now.Boot == "" {
+		return "the boot ID could not be read"
+	}
+	if why, silent := s.silent[claim.WitnessBoot]; silent {
+		return "boot is silent: " + why
+	}
+	return ""
+}
+
+// vouched reports whether a runtime that answered names its namespaces the way one
+// of the mounts of n is named, and so would know n if it were its own.
+func (s *scene) vouched(n *claim.Netns) bool {
+	if s.cri == nil {
+		return false
+	}
+	for _, m := range n.Mounts {
+		for _, rt := range s.cri.Runtimes {
+			if rt.State == claim.StateComplete && namesLike(rt.Name, path.Base(m)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var (
+	// containerd's internal/cri and pkg/netns: "cni-" and a random UUID.
+	containerdNetns = regexp.MustCompile(`^cni-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	// CRI-O (internal/config/nsmgr): a bare UUID.
+	crioNetns = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+)
+
+func namesLike(runtime, base string) bool {
+	switch runtime {
+	case "containerd":
+		return containerdNetns.MatchString(base)
+	case "cri-o":
+		return crioNetns.MatchString(base)
+	}
+	return false
+}
+
+// runtimeNamed reports whether a mount of n is named as some runtime names its own.
+// `ip netns add` by a person is none of our business.
+func runtimeNamed(n *claim.Netns) bool {
+	return slices.ContainsFunc(n.Mounts, func(m string) bool {
+		b := path.Base(m)
+		return containerdNetns.MatchString(b) || crioNetns.MatchString(b)
+	})
+}

@@ -1,0 +1,381 @@
+package verdict
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// class is what the witnesses' words come to for one resource, before siblings and
+// memory are looked at. The zero value keeps.
+type class int
+
+const (
+	classUnknown  class = iota // somebody required is silent, or it cannot be read
+	classAlive                 // somebody says alive
+	classConflict              // alive, for another attachment or twice
+	classOrphan                // only namespaces without any process hold it
+	classAbsent                // every required witness says absent
+)
+
+// assessment is the class of one resource with its reasons.
+type assessment struct {
+	r     *claim.Resource
+	class class
+	rule  string
+	why   string
+	says  []Say
+	netns []uint64
+	// holder of a conflict.
+	holder string
+	// slow: absence must last for the orphan grace.
+	slow bool
+	// witnesses replaces the sighting's witness set where the evidence is of another
+	// kind (orphaned, NotReady), so that the kinds never vouch for each other.
+	witnesses []string
+	dead      bool // an earlier boot proves it dead
+}
+
+func (a *assessment) say(w string, word Word, format string, args ...any) Word {
+	a.says = append(a.says, Say{Witness: w, Word: word, Detail: fmt.Sprintf(format, args...)})
+	return word
+}
+
+// byAddress reports whether only the address can be asked for: no owner is known.
+func byAddress(r *claim.Resource) bool {
+	return r.Kind == claim.KindReservation && r.Owner.Shape != claim.ShapeContainer
+}
+
+// assess lets every witness speak of r and combines the words. It never looks at
+// memory, and it releases nothing.
+func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment {
+	a := assessment{r: r, witnesses: s.witnessSet()}
+	if r.Kind != claim.KindCache && r.Problem != "" {
+		a.rule, a.why = "unreadable", "could not be read: "+r.Problem
+		return a
+	}
+	if st := s.stores[r.Store]; st != nil && st.Problem != "" {
+		a.rule, a.why = "store-incomplete", "its directory could not be listed whole: "+st.Problem
+		return a
+	}
+	if r.Kind == claim.KindCache && r.Owner.Shape != claim.ShapeContainer {
+		a.rule, a.why = "no-owner", "a cache entry that names no container"
+		if r.Problem != "" {
+			a.why += ": " + r.Problem
+		}
+		return a
+	}
+	ids := s.ids(r)
+	kernel, homes := s.sayKernel(&a, ids)
+	process := s.sayProcess(&a, ids)
+	cri := s.sayCRI(&a, ids)
+	s.sayBoot(&a, prior, seen)
+
+	switch {
+	case kernel == Other:
+		a.class = classConflict // rule and why are set by sayKernel
+	case process == Alive:
+		a.class, a.rule, a.why = classAlive, "process-alive", "a live process belongs to its container"
+	case cri == Alive:
+		a.class, a.rule, a.why = classAlive, "sandbox-listed", "its runtime lists the sandbox"
+	case kernel == Alive && slices.ContainsFunc(homes, func(n *claim.Netns) bool { return n.Used() || n.Host }):
+		a.class, a.rule, a.why = classAlive, "address-held", "a network namespace in use holds the address"
+		if !s.holds(homes, r.Addr) {
+			a.why = "its network namespace is in use"
+		}
+	case s.silentRequired() != "":
+		a.class, a.rule, a.why = classUnknown, "witness-silent", s.silentRequired()
+	case kernel == Silent || process == Silent || cri == Silent:
+		// A witness that counts but cannot speak of this one resource.
+		a.class, a.rule, a.why = classUnknown, "cannot-say", s.cannotSay(&a)
+	case kernel == Alive:
+		a.orphan(s, homes)
+	default:
+		a.class = classAbsent
+	}
+	return a
+}
+
+// cannotSay gives the detail of the first silent word.
+func (s *scene) cannotSay(a *assessment) string {
+	for _, y := range a.says {
+		if y.Word == Silent {
+			return y.Witness + " cannot say: " + y.Detail
+		}
+	}
+	return "a witness cannot say"
+}
+
+// ids returns the IDs whose life keeps r: its owner's, and for a file without a
+// readable owner those of the cache entries that hold its address.
+func (s *scene) ids(r *claim.Resource) []string {
+	if !byAddress(r) {
+		return r.Owner.Aliases()
+	}
+	var ids []string
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			if e := &s.c.Snapshots[i].Resources[j]; e.Cache != nil && slices.Contains(e.Cache.Addrs, r.Addr) {
+				ids = append(ids, e.Owner.Aliases()...)
+			}
+		}
+	}
+	return ids
+}
+
+func (s *scene) holds(list []*claim.Netns, addr netip.Addr) bool {
+	return slices.ContainsFunc(list, func(n *claim.Netns) bool {
+		return slices.ContainsFunc(n.Addrs, func(a claim.IfAddr) bool { return a.Addr == addr })
+	})
+}
+
+// sayKernel: who holds the address, and does the owner's own namespace still exist.
+// The namespaces that keep r alive are returned.
+func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
+	r := a.r
+	if s.kernel == nil {
+		return a.say(claim.WitnessKernel, Silent, "%s", s.silent[claim.WitnessKernel]), nil
+	}
+	var homes []*claim.Netns // the owner's own namespaces
+	for _, id := range ids {
+		for _, n := range s.homes[id] {
+			if !slices.Contains(homes, n) {
+				homes = append(homes, n)
+			}
+		}
+	}
+	if r.Kind != claim.KindReservation {
+		if len(homes) > 0 {
+			return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists", s.describe(homes[0])), homes
+		}
+		return a.say(claim.WitnessKernel, Absent, "its network namespace is gone"), nil
+	}
+	if !claim.KernelSpeaksFor(r.Addr) {
+		return a.say(claim.WitnessKernel, Silent, "a loopback, link-local or multicast address is on many interfaces at once"), homes
+	}
+	holders := s.byAddr[r.Addr]
+	if len(holders) > 1 {
+		a.rule, a.why = "held-twice", fmt.Sprintf("%d network namespaces hold the address", len(holders))
+		return a.say(claim.WitnessKernel, Other, "held by %s and %s", s.describe(holders[0]), s.describe(holders[1])), holders
+	}
+	if len(holders) == 1 {
+		n := holders[0]
+		other, excused := s.otherTenant(r, n, ids, homes)
+		switch {
+		case other == "":
+			for _, h := range homes {
+				if h != n {
+					return a.say(claim.WitnessKernel, Alive, "%s holds the address, and its own network namespace %s exists", s.describe(n), s.describe(h)), append(homes, n)
+				}
+			}
+			return a.say(claim.WitnessKernel, Alive, "%s holds the address", s.describe(n)), []*claim.Netns{n}
+		case !excused:
+			a.rule, a.holder = "held-by-other", other
+			a.why = "the address is alive for " + short(other) + ", which has no reservation for it"
+			return a.say(claim.WitnessKernel, Other, "%s holds the address for %s", s.describe(n), short(other)), holders
+		case len(homes) > 0:
+			return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists", s.describe(homes[0])), homes
+		}
+		return a.say(claim.WitnessKernel, Absent, "%s holds the address for %s, which has a reservation of its own", s.describe(n), short(other)), nil
+	}
+	if len(homes) > 0 {
+		return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists, without the address", s.describe(homes[0])), homes
+	}
+	return a.say(claim.WitnessKernel, Absent, "no network namespace of this node holds %s", r.Addr), nil
+}
+
+// otherTenant says which other attachment the holder n belongs to: "" when it is the
+// owner's, or nobody's that we know. excused: that attachment has its own reservation
+// for the address, so this one is a leftover (renamed network, overlapping ranges).
+func (s *scene) otherTenant(r *claim.Resource, n *claim.Netns, ids []string, homes []*claim.Netns) (other string, excused bool) {
+	if slices.Contains(homes, n) || byAddress(r) {
+		return "", false
+	}
+	for _, id := range s.tenants[n.ID] {
+		if slices.Contains(ids, id) {
+			return "", false
+		}
+	}
+	for _, id := range s.tenants[n.ID] {
+		if slices.Contains(s.ownAddrs[id], r.Addr) {
+			return id, true
+		}
+	}
+	if t := s.tenants[n.ID]; len(t) > 0 {
+		return t[0], false
+	}
+	return "", false
+}
+
+func (s *scene) describe(n *claim.Netns) string {
+	switch {
+	case n.Host:
+		return "the host's network namespace"
+	case len(n.Mounts) > 0:
+		return fmt.Sprintf("%q", n.Mounts[0])
+	case len(n.PIDs) > 0:
+		return fmt.Sprintf("the network namespace of process %d", n.PIDs[0])
+	}
+	return fmt.Sprintf("network namespace net:[%d]", n.ID)
+}
+
+// sayProcess: is the container's ID whole in a live process.
+func (s *scene) sayProcess(a *assessment, ids []string) Word {
+	if s.process == nil {
+		return a.say(claim.WitnessProcess, Silent, "%s", s.silent[claim.WitnessProcess])
+	}
+	for _, id := range ids {
+		if h := s.hits[id]; len(h) > 0 {
+			return a.say(claim.WitnessProcess, Alive, "process %d carries the ID (%s)", h[0].PID, h[0].Via)
+		}
+	}
+	if len(ids) == 0 {
+		return a.say(claim.WitnessProcess, Absent, "there is no ID to look for")
+	}
+	return a.say(claim.WitnessProcess, Absent, "no live process carries the ID")
+}
+
+// sayCRI: does a runtime list the sandbox.
+func (s *scene) sayCRI(a *assessment, ids []string) Word {
+	if s.cri == nil {
+		if s.c.Policy.CRINone {
+			return "" // a person said that there is none
+		}
+		return a.say(claim.WitnessCRI, Silent, "%s", s.silent[claim.WitnessCRI])
+	}
+	var stale *claim.Sandbox
+	staleWhy, waits := "", false
+	for _, id := range ids {
+		for _, b := range s.sandboxes[id] {
+			if b.Ready {
+				return a.say(claim.WitnessCRI, Alive, "%s lists it, Ready", b.Endpoint)
+			}
+			if newer := s.newerReady(b); newer != nil {
+				stale, staleWhy = b, "its Pod has the newer Ready sandbox "+short(newer.ID)
+			} else {
+				stale, staleWhy, waits = b, "counts as gone if kernel and process stay absent across the orphan grace", true
+			}
+		}
+	}
+	if stale != nil {
+		if s.aliveElsewhere(ids) {
+			return a.say(claim.WitnessCRI, Alive, "%s lists it, NotReady, and it is not dead otherwise", stale.Endpoint)
+		}
+		if waits {
+			a.slow = true
+		}
+		a.witnesses = append(a.witnesses, "cri~notready")
+		a.witnesses = slices.DeleteFunc(a.witnesses, func(w string) bool { return w == "cri:"+stale.Endpoint })
+		return a.say(claim.WitnessCRI, Absent, "%s lists it, NotReady: %s", stale.Endpoint, staleWhy)
+	}
+	if byAddress(a.r) {
+		if !s.cri.Detailed {
+			return a.say(claim.WitnessCRI, Silent, "the addresses of the sandboxes were not asked")
+		}
+		for i := range s.cri.Sandboxes {
+			if b := &s.cri.Sandboxes[i]; slices.Contains(b.Addrs, a.r.Addr) {
+				return a.say(claim.WitnessCRI, Alive, "sandbox %s has this address", short(b.ID))
+			}
+		}
+		return a.say(claim.WitnessCRI, Absent, "no sandbox has this address")
+	}
+	return a.say(claim.WitnessCRI, Absent, "not among the %d sandboxes of %s", len(s.cri.Sandboxes), s.endpoints())
+}
+
+// aliveElsewhere: kernel and process must both be heard, and absent, before a NotReady
+// sandbox may count as gone.
+func (s *scene) aliveElsewhere(ids []string) bool {
+	if s.kernel == nil || s.process == nil {
+		return true
+	}
+	for _, id := range ids {
+		if len(s.hits[id]) > 0 || len(s.homes[id]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// newerReady returns a Ready sandbox of the same Pod in the same runtime that was made
+// later than b.
+func (s *scene) newerReady(b *claim.Sandbox) *claim.Sandbox {
+	if b.Pod.UID == "" {
+		return nil
+	}
+	for i := range s.cri.Sandboxes {
+		n := &s.cri.Sandboxes[i]
+		if n.Ready && n.Endpoint == b.Endpoint && n.Pod.UID == b.Pod.UID && n.ID != b.ID && n.Created > b.Created {
+			return n
+		}
+	}
+	return nil
+}
+
+func (s *scene) endpoints() string {
+	var list []string
+	for _, rt := range s.cri.Runtimes {
+		if rt.State == claim.StateComplete {
+			list = append(list, rt.Endpoint)
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// sayBoot: only our own history of boots proves death (azure #947, #643; case F23),
+// and only death.
+func (s *scene) sayBoot(a *assessment, prior Sighting, seen bool) {
+	switch {
+	case s.boot == nil:
+		a.say(claim.WitnessBoot, Silent, "%s", s.silent[claim.WitnessBoot])
+	case seen && s.past[prior.First.Boot]:
+		a.dead = true
+		a.say(claim.WitnessBoot, Dead, "first seen in boot %s, which is past", prior.First.Boot)
+	}
+}
+
+// orphan: nothing but namespaces without any process keeps r.
+func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
+	if s.cri != nil && !s.cri.Detailed {
+		a.class, a.rule, a.why = classUnknown, "cannot-say", "cri was not asked yet which network namespaces its sandboxes have"
+		return
+	}
+	for _, n := range homes {
+		if b := s.sandboxIn(n); b != nil {
+			a.class, a.rule, a.why = classAlive, "sandbox-netns", "sandbox "+short(b.ID)+" has this network namespace"
+			return
+		}
+		a.netns = append(a.netns, n.ID)
+	}
+	a.class = classOrphan
+	a.slow = true
+	for i, w := range a.witnesses {
+		if w == claim.WitnessKernel {
+			a.witnesses[i] = "kernel~orphan"
+		}
+	}
+}
+
+// sandboxIn returns a sandbox that a runtime keeps in n, by its path.
+func (s *scene) sandboxIn(n *claim.Netns) *claim.Sandbox {
+	if s.cri == nil {
+		return nil
+	}
+	for i := range s.cri.Sandboxes {
+		if b := &s.cri.Sandboxes[i]; s.mounted(b.Netns) == n && b.Netns != "" {
+			return b
+		}
+	}
+	return nil
+}
+
+// short is an ID as people read it. IDs that are attachments have a known shape, so
+// this is safe to print.
+func short(id string) string {
+	if len(id) > 13 {
+		return id[:13]
+	}
+	return id
+}
