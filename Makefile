@@ -1,0 +1,82 @@
+# Holdfast. GNU make, POSIX sh, Go; everything else is fetched or built.
+# `make help` lists the targets.
+
+SHELL = /bin/sh
+.DEFAULT_GOAL := help
+
+GO ?= go
+# Neither git nor a work tree is needed to build; without them the commit is unknown.
+COMMIT ?= $(shell c=$$(git rev-parse HEAD 2>/dev/null) && { [ -z "$$(git status --porcelain 2>/dev/null)" ] && echo "$$c" || echo "$$c-dirty"; } || echo unknown)
+VERSION ?= $(shell git describe --tags --match 'v*' 2>/dev/null || echo v0.0.0-dev)
+LDFLAGS = -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+# Packages whose tests start real runtimes or measure time: one at a time, so that
+# they have the machine for themselves.
+SERIAL = /(e2e|testenv|cmd)(/|$$)
+
+# What a test run as root on Linux must not skip. REQUIRE= switches that off.
+REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,cri,podman)
+
+FUZZTIME ?= 1m
+BENCH ?= .
+
+CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
+TESTSUM = $(GO) run ./hack/testsum
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: build
+build: ## bin/holdfast, one static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/holdfast ./cmd/holdfast
+
+.PHONY: check
+check: ## gofmt, vet, lint and the unit tests; no root, under two minutes
+	@$(TESTSUM) $(CHECKS) -- -short $$($(GO) list ./... | grep -Ev '$(SERIAL)')
+
+# Lint first, then everything that shares the machine well, then the rest one package
+# at a time, then each fuzz target for some seconds. testsum prints the count last.
+.PHONY: test
+test: ## installs and builds what the tests need and runs all of them
+	@export REQUIRE='$(REQUIRE)'; \
+	packages=$$($(GO) list ./...) || exit 1; \
+	serial=$$(echo "$$packages" | grep -E '$(SERIAL)' || true); \
+	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -fuzz 3s -fuzz-total 45s \
+		-- -count=1 -timeout 5m $$(echo "$$packages" | grep -Ev '$(SERIAL)') \
+		$${serial:+-- -count=1 -timeout 12m -p 1 $$serial}
+
+# Debian packages (hack/apt.sh) and programs built from pinned modules (hack/testbin),
+# cached outside of the clone. Without root nothing is installed.
+.PHONY: deps
+deps:
+	@sh hack/apt.sh
+	@$(GO) run ./hack/testbin containerd cniplugins pause >/dev/null
+
+.PHONY: fmt
+fmt:
+	@files=$$(gofmt -l .) && { [ -z "$$files" ] || { echo "not formatted by gofmt:"; echo "$$files"; exit 1; }; }
+
+.PHONY: vet
+vet:
+	@$(GO) vet ./...
+
+.PHONY: lint
+lint: ## staticcheck and depguard, pinned in hack/tools
+	@tools=$$(hack/tools/install) && "$$tools/staticcheck" ./... && "$$tools/depguard" ./...
+
+.PHONY: demo
+demo: ## loses three DELs in a private namespace and gets the addresses back; needs root
+	@$(GO) run ./hack/demo
+
+.PHONY: bench
+bench: deps ## the benchmarks of docs/benchmarks.md; BENCH=REGEXP selects
+	$(GO) test -run '^$$' -bench '$(BENCH)' -count=1 -timeout 60m -p 1 ./...
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (1m)
+	@$(TESTSUM) -fuzz $(FUZZTIME) -fuzz-total 24h
+
+.PHONY: clean
+clean: ## removes what was built here; the caches outside of the clone stay
+	rm -rf bin dist
