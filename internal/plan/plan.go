@@ -204,10 +204,10 @@ func makeGroup(fs []*verdict.Finding, opt Options) Group {
 	seenNetns := map[uint64]bool{}
 	for _, f := range fs {
 		r := f.Resource
-		for _, id := range f.Netns {
-			if !seenNetns[id] {
-				seenNetns[id] = true
-				netns = append(netns, Step{Kind: StepNetns, Object: fmt.Sprintf("net:[%d]", id), NetnsID: id, Blocks: true, Irreversible: true})
+		for _, pin := range f.Netns {
+			if !seenNetns[pin.ID] {
+				seenNetns[pin.ID] = true
+				netns = append(netns, Step{Kind: StepNetns, Object: pin.Path, NetnsID: pin.ID, Blocks: true, Irreversible: true})
 			}
 		}
 		switch r.Kind {

@@ -59,9 +59,15 @@ type Finding struct {
 	// BootProven: an earlier boot proves it dead; such releases are not capped.
 	BootProven bool `json:"bootProven,omitempty"`
 	// Netns are the namespaces that must go with an Orphaned address.
-	Netns []uint64 `json:"netns,omitempty"`
+	Netns []Pin `json:"netns,omitempty"`
 	// Holder is the container ID that holds the address of a Conflict, where known.
 	Holder string `json:"holder,omitempty"`
+}
+
+// Pin is a network namespace and the path of a mount that keeps it.
+type Pin struct {
+	ID   uint64 `json:"id"`
+	Path string `json:"path"`
 }
 
 // Needs is what the judge lacks to decide some resources; the engine fetches it and

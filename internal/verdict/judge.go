@@ -205,8 +205,8 @@ func (s *scene) concludeOrphan(f *Finding, a *assessment, over bool) {
 	f.Verdict, f.Rule = Orphaned, "netns-unused"
 	f.Why = "held only by a network namespace that no process uses and no runtime knows"
 	vouched := true
-	for _, id := range a.netns {
-		n := s.byID[id]
+	for _, pin := range a.netns {
+		n := s.byID[pin.ID]
 		if n == nil || n.Host || !s.vouched(n) {
 			vouched = false
 		}

@@ -153,8 +153,8 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 	}
 	explained := map[uint64]bool{}
 	for i := range out.Findings {
-		for _, id := range out.Findings[i].Netns {
-			explained[id] = true
+		for _, pin := range out.Findings[i].Netns {
+			explained[pin.ID] = true
 		}
 	}
 	for i := range s.c.Snapshots {

@@ -28,7 +28,7 @@ type assessment struct {
 	rule  string
 	why   string
 	says  []Say
-	netns []uint64
+	netns []Pin
 	// holder of a conflict.
 	holder string
 	// slow: absence must last for the orphan grace.
@@ -347,7 +347,7 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 			a.class, a.rule, a.why = classAlive, "sandbox-netns", "sandbox "+short(b.ID)+" has this network namespace"
 			return
 		}
-		a.netns = append(a.netns, n.ID)
+		a.netns = append(a.netns, s.pin(n))
 	}
 	a.class = classOrphan
 	a.slow = true
@@ -356,6 +356,22 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 			a.witnesses[i] = "kernel~orphan"
 		}
 	}
+}
+
+// pin finds the mount that keeps n: one that the links inventory listed, where a
+// release can reach it, else the first one that the kernel witness saw.
+func (s *scene) pin(n *claim.Netns) Pin {
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			if r := &s.c.Snapshots[i].Resources[j]; r.Kind == claim.KindNetns && r.NetnsID == n.ID {
+				return Pin{n.ID, r.Path}
+			}
+		}
+	}
+	if len(n.Mounts) > 0 {
+		return Pin{n.ID, n.Mounts[0]}
+	}
+	return Pin{ID: n.ID}
 }
 
 // sandboxIn returns a sandbox that a runtime keeps in n, by its path.
