@@ -1,0 +1,195 @@
+package cnicache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"golang.org/x/sys/unix"
+)
+
+// ErrChanged says that a file is not the incarnation that was judged (I7).
+var ErrChanged = errors.New("not the file that was judged")
+
+// ErrOutside says that a path is no direct entry of a configured cache.
+var ErrOutside = errors.New("not inside a configured cache directory")
+
+// Error is a failed act on a cache entry. Err is or wraps fs.ErrNotExist (gone),
+// fs.ErrExist (Restore: there is one), ErrChanged, ErrOutside or the system's.
+type Error struct {
+	Op   string // "read", "remove", "restore"
+	Path string
+	Err  error
+}
+
+func (e *Error) Error() string {
+	return "cnicache: " + e.Op + " " + strconv.QuoteToASCII(e.Path) + ": " + clean(e.Err)
+}
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// tempPrefix starts the names of our temporary files. A network name cannot start
+// with a dot, so no runtime makes one.
+const tempPrefix = ".holdfast-"
+
+// Read returns the content of an entry if it is still the incarnation inc.
+func (v *Inventory) Read(ctx context.Context, path string, inc claim.Incarnation) ([]byte, error) {
+	content, err := v.withEntry(ctx, path, inc, nil)
+	if err != nil {
+		return nil, &Error{"read", path, err}
+	}
+	return content, nil
+}
+
+// Remove removes an entry if it is still the incarnation inc, and returns what it
+// held, for Restore. Links are not followed. An entry that was never read whole
+// (inc without Sum) is ErrChanged: what it is cannot be said.
+//
+// Not covered: libcni takes no lock, so an ADD for the very same attachment that
+// writes its result between our last look and the unlink, some microseconds, loses
+// the new entry. Runtimes that use an ID twice (podman, nerdctl, Nomad) can do
+// that; losing a cache entry loses no address.
+func (v *Inventory) Remove(ctx context.Context, path string, inc claim.Incarnation) ([]byte, error) {
+	content, err := v.withEntry(ctx, path, inc, func(dir *os.File, name string) error {
+		// The name may have been given to another file while we read.
+		var st unix.Stat_t
+		if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return os.NewSyscallError("fstatat", err)
+		}
+		now := incarnation(&st)
+		now.Sum = inc.Sum
+		if now != inc {
+			return ErrChanged
+		}
+		return os.NewSyscallError("unlinkat", unix.Unlinkat(int(dir.Fd()), name, 0))
+	})
+	if err != nil {
+		return nil, &Error{"remove", path, err}
+	}
+	return content, nil
+}
+
+func (v *Inventory) withEntry(ctx context.Context, path string, inc claim.Incarnation, act func(*os.File, string) error) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	dir, name, err := v.locate(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	var buf []byte
+	f, err := readAt(dir, name, &buf)
+	switch {
+	case errors.Is(err, errNotRegular), errors.Is(err, errTooLarge), errors.Is(err, errRestless):
+		return nil, fmt.Errorf("%w: %w", ErrChanged, err)
+	case err != nil:
+		return nil, err
+	case inc.Sum == "" || f.inc != inc:
+		return nil, ErrChanged
+	}
+	if act != nil {
+		if err := act(dir, name); err != nil {
+			return nil, err
+		}
+	}
+	return f.content, nil
+}
+
+// locate opens the directory of a path that names a direct entry of a configured
+// cache.
+func (v *Inventory) locate(path string) (dir *os.File, name string, err error) {
+	parent, name := filepath.Split(path)
+	known := slices.ContainsFunc(v.dirs, func(d string) bool {
+		return filepath.Join(d, "results") == filepath.Clean(parent)
+	})
+	if !known || name == "" || name == "." || name == ".." {
+		return nil, "", ErrOutside
+	}
+	dir, err = openDir(filepath.Clean(parent))
+	return dir, name, err
+}
+
+// Restore writes an entry again, with mode 0600 as libcni has it, whole or not at
+// all, and durably. An entry that is there meanwhile stays: fs.ErrExist.
+func (v *Inventory) Restore(ctx context.Context, path string, content []byte) error {
+	if err := ctx.Err(); err != nil {
+		return &Error{"restore", path, err}
+	}
+	dir, name, err := v.locate(path)
+	if err != nil {
+		return &Error{"restore", path, err}
+	}
+	defer dir.Close()
+	err = restoreTmpfile(dir, name, content)
+	if errors.Is(err, errNoTmpfile) {
+		err = restoreTemp(dir, name, content)
+	}
+	if err == nil {
+		err = dir.Sync()
+	}
+	if err != nil {
+		return &Error{"restore", path, err}
+	}
+	return nil
+}
+
+var errNoTmpfile = errors.New("no O_TMPFILE here")
+
+// restoreTmpfile uses a file without a name: a crash leaves nothing behind.
+func restoreTmpfile(dir *os.File, name string, content []byte) error {
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	switch err {
+	case nil:
+	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL, unix.ENOENT:
+		return errNoTmpfile
+	default:
+		return os.NewSyscallError("open(O_TMPFILE)", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	if err := fill(f, content); err != nil {
+		return err
+	}
+	err = unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	if err == unix.ENOENT {
+		return errNoTmpfile // no /proc here
+	}
+	return os.NewSyscallError("linkat", err)
+}
+
+// restoreTemp uses a named file of its own and a hard link, which unlike a rename
+// does not replace.
+func restoreTemp(dir *os.File, name string, content []byte) error {
+	for i := range 100 {
+		temp := tempPrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.Itoa(i)
+		fd, err := unix.Openat(int(dir.Fd()), temp, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err == unix.EEXIST {
+			continue
+		}
+		if err != nil {
+			return os.NewSyscallError("openat", err)
+		}
+		f := os.NewFile(uintptr(fd), temp)
+		err = fill(f, content)
+		if err == nil {
+			err = os.NewSyscallError("linkat", unix.Linkat(int(dir.Fd()), temp, int(dir.Fd()), name, 0))
+		}
+		return errors.Join(err, f.Close(), os.NewSyscallError("unlinkat", unix.Unlinkat(int(dir.Fd()), temp, 0)))
+	}
+	return fs.ErrExist
+}
+
+func fill(f *os.File, content []byte) error {
+	if _, err := f.Write(content); err != nil {
+		return err
+	}
+	return f.Sync()
+}
