@@ -1,0 +1,223 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// Settled is one release or undo that a crash had left half way, and what it came to.
+type Settled struct {
+	ID      string
+	Release *journal.Release
+	Outcome string
+}
+
+// Settle brings every release and undo that a crash left open to an end (I4). The
+// disk says what happened, not the journal:
+//
+//	origin  quarantine  a release was ...          an undo was ...
+//	yes     no          not begun: rolled-back     (the file is as judged) restored
+//	no      yes         done: released             not begun: failed, may be tried again
+//	yes     yes         a copy, not unlinked:      a copy back, not unlinked:
+//	                    copy discarded,            copy discarded, restored
+//	                    rolled-back
+//	no      no          gone by another's hand     restored, then changed by another
+//
+// owns says for which stores the caller holds the reaper lock; others are left alone.
+// What cannot be looked at stays open.
+func (e *Engine) Settle(ctx context.Context, owns func(store string) bool) ([]Settled, error) {
+	recs, _, err := e.Journal.Load()
+	if err != nil {
+		return nil, fmt.Errorf("settle: %w", err)
+	}
+	var done []Settled
+	var out []journal.Record
+	var errs []error
+	for _, en := range journal.Replay(recs) {
+		if !en.State.Unsettled() || en.Release == nil || !owns(en.Release.Store) {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return done, err
+		}
+		rec, err := e.settleOne(en)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("settle %s: %w", en.ID, err))
+			continue
+		}
+		out = append(out, rec)
+		done = append(done, Settled{ID: en.ID, Release: en.Release, Outcome: rec.Outcome})
+	}
+	if len(out) > 0 {
+		if err := e.Journal.Append(out...); err != nil {
+			return nil, fmt.Errorf("settle: %w", err)
+		}
+	}
+	return done, errors.Join(errs...)
+}
+
+func (e *Engine) settleOne(en journal.Entry) (journal.Record, error) {
+	rec := journal.Record{Type: journal.Outcome, At: e.Clock(), Sweep: en.Sweep, ReleaseID: en.ID, Detail: "settled after a crash"}
+	undo := en.State == journal.StateUndoOpen
+	if undo {
+		rec.Type = journal.UndoOutcome
+	}
+	if k := en.Release.Kind; k != claim.KindReservation && k != "" {
+		// Cache files and namespaces have no quarantine. Whether they went is for the
+		// next listing to say; an undo writes a cache file again or finds it there.
+		rec.Outcome = journal.OutcomeFailed
+		if undo {
+			rec.Outcome = journal.UndoFailed
+		}
+		return rec, nil
+	}
+	m := Move{ReleaseID: en.ID, Path: en.Release.Path, Inc: en.Release.Inc}
+	origin, quarantined, err := e.Vault.Place(m)
+	if err != nil {
+		return rec, err
+	}
+	switch {
+	case undo && quarantined && !origin:
+		rec.Outcome = journal.UndoFailed
+	case undo:
+		rec.Outcome = journal.UndoRestored
+	case quarantined && !origin:
+		rec.Outcome = journal.OutcomeReleased
+	case origin:
+		rec.Outcome = journal.OutcomeRolledBack
+	default:
+		rec.Outcome = journal.OutcomeGone
+	}
+	if origin && quarantined {
+		if err := e.Vault.Discard(en.ID); err != nil {
+			return rec, err
+		}
+	}
+	return rec, nil
+}
+
+// Undone is what became of one undo.
+type Undone struct {
+	ID      string
+	Release *journal.Release
+	Outcome string // "restored", "taken" or "failed"
+	Err     error
+	Steps   []journal.StepResult
+	// Lost are the pieces that cannot be brought back.
+	Lost []journal.StepResult
+}
+
+// ErrNotUndoable: the release is not in the quarantine, or was made in another boot.
+var ErrNotUndoable = errors.New("cannot be undone")
+
+// Undo puts releases back, in the order given, each with a hold so that the next sweep
+// leaves it. The hold comes first: between the two the address must not be released
+// again.
+func (e *Engine) Undo(_ context.Context, ids []string) ([]Undone, error) {
+	recs, _, err := e.Journal.Load()
+	if err != nil {
+		return nil, fmt.Errorf("undo: %w", err)
+	}
+	entries := journal.Replay(recs)
+	run, err := e.newSweep()
+	if err != nil {
+		return nil, err
+	}
+	var out []Undone
+	for _, id := range ids {
+		i := slices.IndexFunc(entries, func(en journal.Entry) bool { return en.ID == id })
+		if i < 0 {
+			return out, fmt.Errorf("undo %q: %w: the journal has no such release", id, ErrNotUndoable)
+		}
+		u, err := e.undoOne(run, entries[i])
+		if err != nil {
+			return out, err
+		}
+		out = append(out, u)
+	}
+	return out, nil
+}
+
+func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
+	u := Undone{ID: en.ID, Release: en.Release}
+	if why := e.notUndoable(en); why != "" {
+		u.Outcome, u.Err = journal.UndoFailed, fmt.Errorf("undo %s: %w: %s", en.ID, ErrNotUndoable, why)
+		return u, nil
+	}
+	if err := e.Journal.Append(journal.Record{Type: journal.UndoIntent, At: e.Clock(), Sweep: run, ReleaseID: en.ID}); err != nil {
+		return u, fmt.Errorf("no intent could be written, so nothing is undone: %w", err)
+	}
+	for _, s := range en.Steps {
+		if s.Irreversible && s.State == journal.StepDone {
+			u.Lost = append(u.Lost, s)
+		}
+	}
+	if r := en.Release; r.Kind == claim.KindReservation || r.Kind == "" {
+		e.restore(&u, en)
+	} else if r.Cache != nil {
+		u.Outcome = journal.UndoRestored
+	}
+	if c := en.Release.Cache; c != nil && u.Outcome == journal.UndoRestored {
+		step := journal.StepResult{Step: "cache", Object: c.Path, State: journal.StepDone}
+		if err := e.Sides.Restore(c.Path, c.Content); err != nil {
+			step.State, step.Detail = journal.StepFailed, err.Error()
+		}
+		u.Steps = append(u.Steps, step)
+	}
+	rec := journal.Record{Type: journal.UndoOutcome, At: e.Clock(), Sweep: run, ReleaseID: en.ID, Outcome: u.Outcome, Steps: append(u.Steps, u.Lost...)}
+	if u.Err != nil {
+		rec.Detail = u.Err.Error()
+	}
+	if err := e.Journal.Append(rec); err != nil {
+		return u, fmt.Errorf("the outcome could not be written; the next run settles it: %w", err)
+	}
+	return u, nil
+}
+
+func (e *Engine) restore(u *Undone, en journal.Entry) {
+	r := en.Release
+	hold := verdict.Hold{Store: r.Store, Addr: r.Addr, Why: "put back by undo " + en.ID}
+	added, err := e.Holds.Hold(hold, en.ID)
+	if err != nil {
+		u.Outcome, u.Err = journal.UndoFailed, fmt.Errorf("no hold could be written, so the next sweep would release it again: %w", err)
+		return
+	}
+	taken, err := e.Vault.Restore(context.Background(), Move{ReleaseID: en.ID, Path: r.Path, Inc: r.Inc})
+	switch {
+	case taken:
+		u.Outcome, u.Err = journal.UndoTaken, fmt.Errorf("%s is reserved again by another: not put back", r.Addr)
+	case err != nil:
+		u.Outcome, u.Err = journal.UndoFailed, err
+	default:
+		u.Outcome = journal.UndoRestored
+		return
+	}
+	if added {
+		if err := e.Holds.Unhold(hold); err != nil {
+			u.Err = errors.Join(u.Err, err)
+		}
+	}
+}
+
+func (e *Engine) notUndoable(en journal.Entry) string {
+	now := e.Clock()
+	switch {
+	case en.Release == nil:
+		return "its record is damaged"
+	case en.State == journal.StateUndone:
+		return "it is undone already"
+	case en.State != journal.StateReleased && en.State != journal.StateUndoOpen:
+		return "it was not released (" + string(en.State) + ")"
+	case !en.Undoable(now.Boot):
+		return "it was released in an earlier boot; the Pod it belonged to is gone for good"
+	case en.Release.Kind == claim.KindNetns:
+		return "a network namespace cannot be made again"
+	}
+	return ""
+}

@@ -1,0 +1,235 @@
+// Package sweep is the engine of one pass: list, ask, judge, confirm, release,
+// journal. It defines the small interfaces that it consumes; the drivers of
+// internal/sys implement them through adapters in cmd.
+//
+// Scope: the order of things and their waits. Which resource may go is decided by
+// package verdict, in which order by package plan; how a file is moved or a plugin
+// run is a driver's. The whole path on which something can be released is
+// (*Engine).Reap in reap.go: it fits on a screen.
+//
+// Non-scope: command lines, output, schedules.
+package sweep
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/plan"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// Inventory lists one kind of resources. It never fails as a whole: what it could not
+// read is in the snapshot as a problem of a store or of a resource. Nothing there is
+// an empty snapshot. Listed is stamped when the listing has ended.
+type Inventory interface {
+	Name() string
+	List(ctx context.Context) claim.Snapshot
+}
+
+// Witness gives its testimonies; one source may speak for several witnesses. It never
+// fails: silence is in the testimony. Asked is stamped before anything is read. detail
+// asks a runtime for the status of every sandbox; others ignore it. It returns within
+// its own time-out even if ctx has none.
+type Witness interface {
+	Name() string
+	Ask(ctx context.Context, detail bool) []claim.Testimony
+}
+
+// Memory keeps the sightings. Load of a store that was never written gives none and no
+// error. Save replaces all of them durably.
+type Memory interface {
+	Load() ([]verdict.Sighting, error)
+	Save([]verdict.Sighting) error
+}
+
+// Log is the release journal. Append is durable when it returns nil, and a failed
+// Append means that nothing may be released on its strength.
+type Log interface {
+	Append(recs ...journal.Record) error
+	Load() ([]journal.Record, []journal.Damage, error)
+}
+
+// Move names one reservation that goes into the quarantine.
+type Move struct {
+	ReleaseID string
+	Path      string
+	Inc       claim.Incarnation
+}
+
+// Moved is what became of a Move: one of the journal's outcomes "released", "changed",
+// "gone", "failed". Err says why it failed.
+type Moved struct {
+	ReleaseID string
+	Outcome   string
+	Err       error
+}
+
+// Vault moves reservations between a store and the quarantine, under the allocator's
+// own lock.
+type Vault interface {
+	// Release moves what is unchanged. An error means that nothing was moved (the lock
+	// is held by another); otherwise there is one Moved for every Move.
+	Release(ctx context.Context, dir string, moves []Move) ([]Moved, error)
+	// Place says where a reservation is after a crash: the judged incarnation at its
+	// origin, a whole copy in the quarantine, both, or neither.
+	Place(m Move) (origin, quarantined bool, err error)
+	// Restore puts a quarantined reservation back if its address is free. taken is
+	// true when it is not.
+	Restore(ctx context.Context, m Move) (taken bool, err error)
+	// Discard removes a quarantined file for good; nothing there is no error.
+	Discard(releaseID string) error
+}
+
+// Sides releases everything but the reservation.
+type Sides interface {
+	// Run does one step and says what became of it. A piece that is not there is
+	// "skipped" without a detail.
+	Run(ctx context.Context, s plan.Step) journal.StepResult
+	// Content reads a cache file that is still the judged incarnation.
+	Content(s plan.Step) ([]byte, error)
+	// Restore writes a cache file again, unless one is there.
+	Restore(path string, content []byte) error
+}
+
+// Holds are the addresses that stay.
+type Holds interface {
+	// Hold adds h; added is false when it was there.
+	Hold(h verdict.Hold, releaseID string) (added bool, err error)
+	// Unhold removes it; nothing there is no error.
+	Unhold(h verdict.Hold) error
+}
+
+// Engine is one node's collector. Its methods must not run concurrently; the reaper
+// lock that its user holds sees to that across processes (I9).
+type Engine struct {
+	Inventories []Inventory
+	Witnesses   []Witness
+	Memory      Memory
+	Journal     Log
+	Vault       Vault
+	Sides       Sides
+	Holds       Holds
+	Clock       func() claim.Instant
+	Rand        io.Reader
+}
+
+// Audit is the result of one look.
+type Audit struct {
+	Case      verdict.Case
+	Judgement *verdict.Judgement
+	Took      time.Duration
+	// Unremembered says why the sightings could not be loaded or saved; then nothing
+	// that needs two sightings is ever released.
+	Unremembered error
+}
+
+// Look lists, asks and judges. With record the sightings are remembered; without,
+// nothing is written at all.
+func (e *Engine) Look(ctx context.Context, policy verdict.Policy, record bool) (*Audit, error) {
+	start := e.Clock()
+	a := &Audit{Case: verdict.Case{Policy: policy}}
+	a.Case.Snapshots = e.list(ctx)
+	memory, memErr := e.Memory.Load()
+	a.Case.Memory = memory
+	a.Case.Testimonies = e.ask(ctx, false)
+	a.Case.Now = e.Clock()
+	a.Judgement = verdict.Judge(&a.Case)
+	// Two rounds: an address may turn out missing only when the details are known.
+	for range 2 {
+		if !e.fetch(ctx, a) {
+			break
+		}
+		a.Judgement = verdict.Judge(&a.Case)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	a.Unremembered = memErr
+	if record && memErr == nil {
+		a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
+	}
+	if d, ok := e.Clock().Since(start); ok {
+		a.Took = d
+	}
+	return a, nil
+}
+
+// fetch gets what the judge lacked, and reports whether anything is new.
+func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
+	need := a.Judgement.Needs
+	again := false
+	if need.Detail && !detailed(&a.Case) {
+		a.Case.Testimonies = e.ask(ctx, true)
+		a.Case.Now = e.Clock()
+		again = true
+	}
+	if need.Relist && a.Case.Relisted == nil {
+		for _, inv := range e.Inventories {
+			if slices.ContainsFunc(a.Case.Snapshots, func(s claim.Snapshot) bool { return s.Source == inv.Name() && len(s.Stores) > 0 }) {
+				s := inv.List(ctx)
+				a.Case.Relisted = &s
+				again = true
+			}
+		}
+	}
+	return again
+}
+
+func detailed(c *verdict.Case) bool {
+	for _, t := range c.Testimonies {
+		if t.CRI != nil && t.CRI.Detailed {
+			return true
+		}
+	}
+	return false
+}
+
+// list asks every inventory at once; all have ended before any witness is asked (I6).
+func (e *Engine) list(ctx context.Context) []claim.Snapshot {
+	out := make([]claim.Snapshot, len(e.Inventories))
+	var wg sync.WaitGroup
+	for i, inv := range e.Inventories {
+		wg.Go(func() { out[i] = inv.List(ctx) })
+	}
+	wg.Wait()
+	return out
+}
+
+func (e *Engine) ask(ctx context.Context, detail bool) []claim.Testimony {
+	parts := make([][]claim.Testimony, len(e.Witnesses))
+	var wg sync.WaitGroup
+	for i, w := range e.Witnesses {
+		wg.Go(func() { parts[i] = w.Ask(ctx, detail) })
+	}
+	wg.Wait()
+	return slices.Concat(parts...)
+}
+
+// again asks the witnesses again and judges the same listing by the same code (gate 3).
+func (e *Engine) again(ctx context.Context, a *Audit) map[verdict.Key]verdict.Finding {
+	c := a.Case
+	c.Memory = a.Judgement.Memory.Sorted()
+	c.Testimonies = e.ask(ctx, detailed(&a.Case))
+	c.Now = e.Clock()
+	out := map[verdict.Key]verdict.Finding{}
+	for _, f := range verdict.Judge(&c).Findings {
+		out[keyOf(f.Resource)] = f
+	}
+	return out
+}
+
+func keyOf(r *claim.Resource) verdict.Key { return verdict.Key{Path: r.Path, Inc: r.Inc} }
+
+func (e *Engine) newSweep() (string, error) {
+	id, err := journal.NewID(e.Clock().Wall, e.Rand)
+	if err != nil {
+		return "", fmt.Errorf("sweep ID: %w", err)
+	}
+	return id, nil
+}
