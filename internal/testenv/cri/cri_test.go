@@ -1,0 +1,37 @@
+package cri
+
+import (
+	"testing"
+	"time"
+)
+
+func TestRuntime(t *testing.T) {
+	for _, v := range []Version{Debian, V2} {
+		t.Run(string(v), func(t *testing.T) {
+			began := time.Now()
+			r := Start(t, v)
+			t.Logf("started in %s", time.Since(began))
+			began = time.Now()
+			live := r.RunSandboxes(t, "live", 3)
+			t.Logf("3 sandboxes in %s", time.Since(began))
+			r.Ping(t, Addrs(live...)...)
+			if got := r.Reservations(t, r.Network().Name); len(got) != 3 || got[live[0].IP] != live[0].ID {
+				t.Errorf("reservations %v", got)
+			}
+			for id, ready := range r.Listed(t) {
+				if !ready {
+					t.Errorf("%s is not ready", id)
+				}
+			}
+			r.RemoveSandbox(t, live[2].ID)
+			if got := r.Reservations(t, r.Network().Name); len(got) != 2 {
+				t.Errorf("reservations after one normal DEL: %v", got)
+			}
+			r.Restart(t)
+			r.Ping(t, Addrs(live[:2]...)...)
+			if got := r.Listed(t); len(got) != 2 {
+				t.Errorf("after a restart over its root: %v", got)
+			}
+		})
+	}
+}

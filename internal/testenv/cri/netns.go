@@ -1,0 +1,85 @@
+package cri
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostNetns is a network namespace without a name. It lives as long as a process is
+// in it or the descriptor is open.
+type hostNetns struct{ fd *os.File }
+
+// newHostNetns makes a namespace whose loopback is up.
+func newHostNetns() (*hostNetns, error) {
+	var fd *os.File
+	err := onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("unshare(CLONE_NEWNET)", err)
+		}
+		if err := loopbackUp(); err != nil {
+			return err
+		}
+		var err error
+		fd, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &hostNetns{fd: fd}, nil
+}
+
+func loopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(s)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return os.NewSyscallError("ioctl(SIOCSIFFLAGS)", unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req))
+}
+
+// do runs f on a thread in the namespace. Goroutines that f starts are elsewhere.
+func (n *hostNetns) do(f func() error) error { return inNetns(n.fd, f) }
+
+// start starts a program in the namespace: a child is born into the namespace of the
+// thread that forks it.
+func (n *hostNetns) start(cmd *exec.Cmd) error { return n.do(cmd.Start) }
+
+// run starts a program in the namespace and waits for it.
+func (n *hostNetns) run(cmd *exec.Cmd) error {
+	if err := n.start(cmd); err != nil {
+		return err
+	}
+	return cmd.Wait()
+}
+
+func (n *hostNetns) close() error { return n.fd.Close() }
+
+func inNetns(fd *os.File, f func() error) error {
+	return onOwnThread(func() error {
+		if err := unix.Setns(int(fd.Fd()), unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		return f()
+	})
+}
+
+// onOwnThread runs f on a thread that ends with it, since a thread that has changed
+// its namespace must serve no other goroutine.
+func onOwnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- f()
+	}()
+	return <-done
+}
