@@ -1,0 +1,239 @@
+package boot
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+const (
+	bootID = "sys/kernel/random/boot_id"
+	// maxMountinfo bounds PID 1's mountinfo, in bytes. A node with 10,000 mounts has
+	// about 2 MiB.
+	maxMountinfo = 64 << 20
+)
+
+// ID is the boot ID and where it was read.
+type ID struct {
+	Value string
+	// Fallback is true when it is not from PID 1's own view; see the package's word
+	// on why it is the same.
+	Fallback bool
+}
+
+// ReadID reads the boot ID through proc, such as "/proc". An error means that it is
+// not known, and then nothing may be released. It never guesses.
+func ReadID(proc string) (ID, error) {
+	value, err := readUUID(filepath.Join(proc, "1/root/proc", bootID), nil)
+	if err == nil {
+		return ID{Value: value}, nil
+	}
+	if !errors.Is(err, fs.ErrPermission) {
+		return ID{}, fmt.Errorf("boot ID in PID 1's view: %w", err)
+	}
+	if err := notCovered(filepath.Join(proc, "1/mountinfo")); err != nil {
+		return ID{}, fmt.Errorf("boot ID: PID 1's root is refused, and %w", err)
+	}
+	var root unix.Statfs_t
+	var st unix.Stat_t
+	if err := errors.Join(statfs(proc, &root), stat(proc, &st)); err != nil {
+		return ID{}, fmt.Errorf("boot ID: %w", err)
+	}
+	if root.Type != unix.PROC_SUPER_MAGIC {
+		return ID{}, fmt.Errorf("boot ID: %q is no proc file system", proc)
+	}
+	value, err = readUUID(filepath.Join(proc, bootID), &st.Dev)
+	if err != nil {
+		return ID{}, fmt.Errorf("boot ID: %w", err)
+	}
+	return ID{Value: value, Fallback: true}, nil
+}
+
+// readUUID reads a file that holds one UUID in the kernel's spelling. With dev, the
+// file must lie on that device.
+func readUUID(path string, dev *uint64) (string, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if dev != nil {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return "", &fs.PathError{Op: "fstat", Path: path, Err: err}
+		}
+		if st.Dev != *dev {
+			return "", fmt.Errorf("another file system is mounted over %q", path)
+		}
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 128))
+	if err != nil {
+		return "", err
+	}
+	value := string(bytes.TrimSuffix(text, []byte("\n")))
+	if !IsUUID(value) {
+		return "", fmt.Errorf("%q holds %q, which is no boot ID", path, value)
+	}
+	return value, nil
+}
+
+// notCovered reports an error unless PID 1's mounts can be read and none of them lies
+// over the boot ID.
+func notCovered(mountinfo string) error {
+	f, err := os.Open(mountinfo)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxMountinfo))
+	switch {
+	case err != nil:
+		return err
+	case len(text) == 0:
+		return fmt.Errorf("%q is empty", mountinfo)
+	case len(text) == maxMountinfo:
+		return fmt.Errorf("%q is longer than %d bytes", mountinfo, maxMountinfo)
+	}
+	if coversBootID(text) {
+		return fmt.Errorf("a mount covers the boot ID there")
+	}
+	return nil
+}
+
+// coversBootID reports whether a mountinfo names a mount point at or above the boot
+// ID but below /proc. /proc/sys itself does not count: container engines mount it
+// over itself, read-only, and it is the same file system.
+func coversBootID(mountinfo []byte) bool {
+	for line := range bytes.Lines(mountinfo) {
+		field := bytes.Fields(line)
+		if len(field) < 5 {
+			continue
+		}
+		switch string(field[4]) {
+		case "/proc/sys/kernel", "/proc/sys/kernel/random", "/proc/sys/kernel/random/boot_id":
+			return true
+		}
+	}
+	return false
+}
+
+func statfs(path string, st *unix.Statfs_t) error {
+	if err := unix.Statfs(path, st); err != nil {
+		return &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return nil
+}
+
+func stat(path string, st *unix.Stat_t) error {
+	if err := unix.Stat(path, st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return nil
+}
+
+// IsUUID reports whether s is a UUID as the kernel spells a boot ID: lower-case hex,
+// and not all zeros.
+func IsUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	zero := true
+	for i := range len(s) {
+		switch c := s[i]; i {
+		case 8, 13, 18, 23:
+			if c != '-' {
+				return false
+			}
+		default:
+			if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+				return false
+			}
+			zero = zero && c == '0'
+		}
+	}
+	return !zero
+}
+
+// Now reads the boot ID and the clocks. With an error, Boot is empty and the clocks
+// are still right.
+func Now(proc string) (claim.Instant, error) {
+	id, err := ReadID(proc)
+	if err != nil {
+		id = ID{}
+	}
+	at, clockErr := read(id.Value)
+	return at, errors.Join(err, clockErr)
+}
+
+func read(boot string) (claim.Instant, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		// Without a clock no interval can be proven: an Instant of no boot.
+		return claim.Instant{Wall: time.Now()}, os.NewSyscallError("clock_gettime", err)
+	}
+	return claim.Instant{Boot: boot, Mono: time.Duration(ts.Nano()), Wall: time.Now().Round(0)}, nil
+}
+
+// Clock gives instants with a boot ID that is read once: it cannot change under a
+// running process. Safe for use by several goroutines.
+type Clock struct {
+	once func() (ID, error)
+}
+
+// NewClock returns a clock that reads the boot ID through proc when first used.
+func NewClock(proc string) *Clock {
+	return &Clock{once: sync.OnceValues(func() (ID, error) { return ReadID(proc) })}
+}
+
+// Now returns an instant. When the boot ID or the clock cannot be read, Boot is
+// empty, which makes every comparison of instants fail; ID says why.
+func (c *Clock) Now() claim.Instant {
+	id, err := c.once()
+	if err != nil {
+		id = ID{}
+	}
+	at, _ := read(id.Value)
+	return at
+}
+
+// ID returns the boot ID that Now uses.
+func (c *Clock) ID() (ID, error) { return c.once() }
+
+// Facts says which boots of a history are over. history holds the boot IDs that were
+// recorded as current, oldest first; current may be its last entry or not be in it
+// yet. Only IDs that were recorded as current and are now replaced are Past.
+//
+// No boot is Past when that cannot be said: current is no boot ID, or it stands in
+// the history before its end. Boot IDs are random and never come back, so then two
+// runs read different sources, and one of the two "boots" is still on.
+func Facts(history []string, current string) claim.BootFacts {
+	facts := claim.BootFacts{Current: current}
+	if !IsUUID(current) {
+		return facts
+	}
+	last := len(history) - 1
+	for last >= 0 && history[last] == current {
+		last--
+	}
+	earlier := history[:last+1]
+	if slices.Contains(earlier, current) {
+		return facts
+	}
+	for _, id := range earlier {
+		if IsUUID(id) && !slices.Contains(facts.Past, id) {
+			facts.Past = append(facts.Past, id)
+		}
+	}
+	return facts
+}

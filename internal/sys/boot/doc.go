@@ -1,0 +1,15 @@
+// Package boot reads the clocks and the boot ID, and says which boots are over.
+//
+// Scope: one reading of the node's clocks (claim.Instant), the boot ID as PID 1 sees
+// it, and the pure judgement of a history of boot IDs.
+//
+// Non-scope: keeping that history (package state).
+//
+// The boot ID has two sources: <proc>/1/root/proc/sys/kernel/random/boot_id and, if
+// PID 1's root is refused to us, <proc>/sys/kernel/random/boot_id. Containers such
+// as systemd-nspawn, LXC and kind mount a file over it, so the two can differ (case
+// F23). If one run recorded the one and a later run the other, a boot would look
+// replaced that is still on, and its live sandboxes would look dead. So the second
+// source counts only where it must agree with the first: nothing is mounted over it
+// in PID 1's mounts, and what we read is the kernel's own file.
+package boot
