@@ -1,0 +1,67 @@
+package journal
+
+import (
+	"testing"
+)
+
+func TestReplay(t *testing.T) {
+	in := intent(1)
+	out := func(word string) Record { return outcome(1, word) }
+	un := undo(UndoIntent, 1, "")
+	und := func(word string) Record { return undo(UndoOutcome, 1, word) }
+	for _, tc := range []struct {
+		name     string
+		recs     []Record
+		want     State
+		problems int
+		undoable bool
+	}{
+		{"intent alone", []Record{in}, StateOpen, 0, false},
+		{"released", []Record{in, out(OutcomeReleased)}, StateReleased, 0, true},
+		{"changed", []Record{in, out(OutcomeChanged)}, StateChanged, 0, false},
+		{"gone", []Record{in, out(OutcomeGone)}, StateGone, 0, false},
+		{"failed", []Record{in, out(OutcomeFailed)}, StateFailed, 0, false},
+		{"rolled back", []Record{in, out(OutcomeRolledBack)}, StateRolledBack, 0, false},
+		{"undo open", []Record{in, out(OutcomeReleased), un}, StateUndoOpen, 0, true},
+		{"undo tried again", []Record{in, out(OutcomeReleased), un, un}, StateUndoOpen, 0, true},
+		{"undone", []Record{in, out(OutcomeReleased), un, und(UndoRestored)}, StateUndone, 0, false},
+		{"taken: still there", []Record{in, out(OutcomeReleased), un, und(UndoTaken)}, StateReleased, 0, true},
+		{"undo failed: still there", []Record{in, out(OutcomeReleased), un, und(UndoFailed)}, StateReleased, 0, true},
+		{"discarded", []Record{in, out(OutcomeReleased), und(UndoDiscarded)}, StateDiscarded, 0, false},
+		{"second intent", []Record{in, out(OutcomeReleased), in}, StateReleased, 1, true},
+		{"second outcome", []Record{in, out(OutcomeReleased), out(OutcomeFailed)}, StateReleased, 1, true},
+		{"intent lost", []Record{out(OutcomeReleased)}, StateReleased, 1, true},
+		{"outcome lost", []Record{in, un}, StateUndoOpen, 1, true},
+		{"all but the undo lost", []Record{un}, StateUndoOpen, 1, true},
+		{"undo's intent lost", []Record{in, und(UndoRestored)}, StateUndone, 1, false},
+		{"undo of a failure", []Record{in, out(OutcomeFailed), un, und(UndoRestored)}, StateFailed, 2, false},
+		{"undo twice", []Record{in, out(OutcomeReleased), un, und(UndoRestored), un}, StateUndone, 1, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			es := Replay(tc.recs)
+			if len(es) != 1 {
+				t.Fatalf("%d entries", len(es))
+			}
+			e := es[0]
+			if e.State != tc.want || len(e.Problems) != tc.problems {
+				t.Fatalf("%s with problems %q, want %s with %d", e.State, e.Problems, tc.want, tc.problems)
+			}
+			if e.Undoable("b1") != tc.undoable || e.Undoable("b2") || e.Undoable("") {
+				t.Fatalf("undoable in its boot %v, in another %v, in an unread one %v", e.Undoable("b1"), e.Undoable("b2"), e.Undoable(""))
+			}
+			if (e.Release != nil) != (tc.recs[0].Type == Intent) {
+				t.Fatalf("release %v", e.Release)
+			}
+		})
+	}
+}
+
+func TestReplayKeepsOrderAndSteps(t *testing.T) {
+	es := Replay([]Record{intent(3), intent(1), outcome(1, OutcomeReleased), outcome(3, OutcomeFailed), intent(2)})
+	if len(es) != 3 || es[0].ID != BatchID(sweepID, 3) || es[1].ID != BatchID(sweepID, 1) || es[2].ID != BatchID(sweepID, 2) {
+		t.Fatalf("%+v", es)
+	}
+	if len(es[0].Steps) != 2 || !es[0].Steps[1].Irreversible || es[0].Sweep != sweepID || es[0].Last != at("b1", 4) {
+		t.Fatalf("%+v", es[0])
+	}
+}
