@@ -88,6 +88,8 @@ func TestRules(t *testing.T) {
 		// test rooms
 		{"product imports testenv", "internal/sys/cri/a.go", imp("cri", m+"internal/testenv"), []string{"testroom at internal/sys/cri/a.go:2"}},
 		{"a test imports testenv", "internal/sys/cri/a_test.go", imp("cri", m+"internal/testenv"), nil},
+		{"a driver imports its own test room", "internal/sys/cri/a.go", imp("cri", m+"internal/sys/cri/critest"), []string{"testroom at internal/sys/cri/a.go:2"}},
+		{"its test imports it", "internal/sys/cri/a_test.go", imp("cri", m+"internal/sys/cri/critest"), nil},
 		{"a room imports a room", "internal/testenv/cri/a.go", imp("cri", m+"internal/testenv"), nil},
 		{"cmd imports failpoint", "cmd/holdfast/a.go", imp("main", m+"internal/failpoint"), nil},
 		{"cmd imports sim", "cmd/holdfast/a.go", imp("main", m+"internal/sim"), []string{"testroom at cmd/holdfast/a.go:2"}},

@@ -1,6 +1,9 @@
 package deptest
 
-import "strings"
+import (
+	"path"
+	"strings"
+)
 
 // ring is a package's place in the layout (docs/design.md, "Rings").
 type ring string
@@ -22,6 +25,10 @@ func under(dir, top string) bool { return dir == top || strings.HasPrefix(dir, t
 
 // ringOf places a directory of the module.
 func ringOf(dir string) ring {
+	// A driver's contract table and fake live beside it, in internal/sys/X/Xtest.
+	if d := driverOf(dir); d != "" && dir == d+"/"+path.Base(d)+"test" {
+		return ringTest
+	}
 	for _, p := range []struct {
 		top  string
 		ring ring
