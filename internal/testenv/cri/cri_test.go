@@ -35,3 +35,21 @@ func TestRuntime(t *testing.T) {
 		})
 	}
 }
+
+func TestPodman(t *testing.T) {
+	r := Start(t, Debian)
+	p := StartPodman(t, r)
+	s := r.RunSandbox(t, Pod{Name: "beside"})
+	a, b := p.Run(t, "a"), p.Run(t, "b")
+	r.Ping(t, s.IP, a.IP, b.IP)
+	if got := r.Reservations(t, r.Network().Name); got[a.IP] != a.ID || got[s.IP] != s.ID || len(got) != 3 {
+		t.Errorf("reservations %v", got)
+	}
+	p.Kill(t, b)
+	p.DropNetns(t, b)
+	if got := r.Reservations(t, r.Network().Name); got[b.IP] != b.ID {
+		t.Errorf("podman's container was killed; its reservation is gone: %v", got)
+	}
+	r.Ping(t, s.IP, a.IP)
+	r.Gone(t, b.IP)
+}

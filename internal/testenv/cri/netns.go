@@ -83,3 +83,53 @@ func onOwnThread(f func() error) error {
 	}()
 	return <-done
 }
+
+// netnsDir is where containerd and podman mount network namespaces.
+const netnsDir = "/run/netns"
+
+// shareNetnsDir makes netnsDir a shared mount of itself, as "ip netns add" and podman
+// do when they first run, and leaves it so, as they do. Whoever did that after
+// containerd had mounted a namespace would hide containerd's mount beneath: then it
+// cannot be unmounted by its path any more, and the namespace never ends.
+func shareNetnsDir() error {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return err
+	}
+	// Two runs at once would bind twice. The lock is the directory's: beneath the bind
+	// and above it, it is the same inode.
+	d, err := os.Open(netnsDir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		return &os.PathError{Op: "flock", Path: netnsDir, Err: err}
+	}
+	err = unix.Mount("", netnsDir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if err == unix.EINVAL { // no mount yet
+		if err = unix.Mount(netnsDir, netnsDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", netnsDir, "none", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	if err != nil {
+		return &os.PathError{Op: "mount", Path: netnsDir, Err: err}
+	}
+	return nil
+}
+
+// dropNetns unmounts a namespace and removes its file.
+func dropNetns(path string) error {
+	for range 4 { // mounted again on top of itself by whoever shared the directory
+		err := unix.Unmount(path, unix.MNT_DETACH)
+		if err == unix.EINVAL || err == unix.ENOENT { // no mount, nothing there
+			break
+		}
+		if err != nil {
+			return &os.PathError{Op: "umount", Path: path, Err: err}
+		}
+	}
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}

@@ -18,17 +18,38 @@ import (
 // IPv4 only.
 func (r *Runtime) Ping(t testing.TB, addrs ...netip.Addr) {
 	t.Helper()
-	var silent []netip.Addr
+	if silent := r.silent(t, addrs, 3); len(silent) > 0 {
+		t.Errorf("%d of %d do not answer pings: %v", len(silent), len(addrs), silent)
+	}
+}
+
+// Gone waits until none of the addresses answers, for ten seconds at most. A network
+// namespace ends a while after its last user.
+func (r *Runtime) Gone(t testing.TB, addrs ...netip.Addr) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		silent := r.silent(t, addrs, 1)
+		if len(silent) == len(addrs) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("%d of %d still answer pings; silent: %v", len(addrs)-len(silent), len(addrs), silent)
+			return
+		}
+	}
+}
+
+func (r *Runtime) silent(t testing.TB, addrs []netip.Addr, tries int) (silent []netip.Addr) {
+	t.Helper()
 	err := r.host.do(func() (err error) {
-		silent, err = ping(addrs, 3, time.Second)
+		silent, err = ping(addrs, tries, time.Second)
 		return err
 	})
 	if err != nil {
 		t.Fatalf("ping: %v", err)
 	}
-	if len(silent) > 0 {
-		t.Errorf("%d of %d do not answer pings: %v", len(silent), len(addrs), silent)
-	}
+	return silent
 }
 
 // ping sends echoes to all and returns those that did not answer. One raw socket

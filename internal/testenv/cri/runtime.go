@@ -80,6 +80,9 @@ func (r *Runtime) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := shareNetnsDir(); err != nil {
+		return err
+	}
 	names := []string{"cniplugins", "pause"}
 	if r.Version == V2 {
 		names = append(names, "containerd")

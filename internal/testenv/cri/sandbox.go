@@ -6,13 +6,11 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -203,15 +201,4 @@ func (r *Runtime) DropNetns(t testing.TB, s Sandbox) {
 	if err := dropNetns(s.Netns); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func dropNetns(path string) error {
-	err := unix.Unmount(path, unix.MNT_DETACH)
-	if err != nil && err != unix.EINVAL && err != unix.ENOENT { // EINVAL: not a mount
-		return &os.PathError{Op: "umount", Path: path, Err: err}
-	}
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	return nil
 }
