@@ -89,6 +89,8 @@ type Judgement struct {
 	Needs  Needs
 	// Silent are the required witnesses that were silent, with the reason: "kernel: ...".
 	Silent []string
+	// Reasons says for every witness that does not count why.
+	Reasons map[string]string
 	// Vantage says why the node is not seen whole; empty when it is.
 	Vantage string
 }

@@ -13,7 +13,7 @@ import (
 func Judge(c *Case) *Judgement {
 	s := newScene(c)
 	old := NewMemory(c.Memory)
-	out := &Judgement{Memory: Memory{}}
+	out := &Judgement{Memory: Memory{}, Reasons: s.silent}
 	_, out.Vantage = s.vantage()
 	for _, w := range c.Policy.Required {
 		if why, silent := s.silent[w]; silent && (w != claim.WitnessCRI || !c.Policy.CRINone) {

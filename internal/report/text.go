@@ -1,0 +1,238 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// Clean makes text from the node safe for a terminal: what is not plain printable text
+// is escaped as in a Go string.
+func Clean(s string) string {
+	plain := utf8.ValidString(s)
+	for _, r := range s {
+		// Format characters turn text around (U+202E) or hide it.
+		if !unicode.IsPrint(r) || unicode.Is(unicode.Cf, r) {
+			plain = false
+			break
+		}
+	}
+	if plain {
+		return s
+	}
+	q := strconv.QuoteToASCII(s)
+	return q[1 : len(q)-1]
+}
+
+// Table is rows of cells under a header; every cell is clean.
+type Table struct {
+	Header []string
+	Rows   [][]string
+	// Marks colour a row: the verdict's name, or "".
+	Marks []string
+}
+
+// AuditTable lists resources for a tired person: worst first, what is in use last and at
+// most maxInUse of it; wide adds columns and shows all. hidden is how many rows are left
+// out.
+func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t Table, hidden int) {
+	t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "AGE", "VERDICT", "WHY"}
+	if wide {
+		t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "IFNAME", "KIND", "AGE", "VERDICT", "RULE", "RELEASABLE", "STORE", "WHY"}
+	}
+	inUse := 0
+	for i := range list {
+		r := &list[i]
+		if r.Verdict == string(verdict.InUse) && !wide {
+			if inUse++; inUse > maxInUse {
+				hidden++
+				continue
+			}
+		}
+		row := []string{Clean(r.Network), Object(r), Owner(r, wide), Age(r.FirstSeen, now), r.Verdict, Clean(r.Why)}
+		if wide {
+			row = []string{Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), r.Kind, Age(r.FirstSeen, now), r.Verdict, r.Rule, Due(r, now), Clean(r.Store), Clean(r.Why)}
+		}
+		t.Rows = append(t.Rows, row)
+		t.Marks = append(t.Marks, r.Verdict)
+	}
+	return t, hidden
+}
+
+// Object is the address, or for what has none the last part of its path.
+func Object(r *api.Resource) string {
+	if r.Address != "" {
+		return r.Address
+	}
+	return r.Kind + " " + Clean(r.Path[strings.LastIndexByte(r.Path, '/')+1:])
+}
+
+// Owner is the Pod where known, else the container ID, shortened unless whole.
+func Owner(r *api.Resource, whole bool) string {
+	id := Clean(r.ContainerID)
+	if !whole && len(id) > 13 {
+		id = id[:13]
+	}
+	if r.Pod != nil {
+		name := Clean(r.Pod.Namespace) + "/" + Clean(r.Pod.Name)
+		if whole {
+			return name + " " + id
+		}
+		return name
+	}
+	if id == "" {
+		return "-"
+	}
+	return id
+}
+
+// Age is how long ago something was first seen, in one unit.
+func Age(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	d := max(now.Sub(*t), 0)
+	switch {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// Due says when something becomes releasable.
+func Due(r *api.Resource, now time.Time) string {
+	switch {
+	case r.Releasable:
+		return "now"
+	case r.ReleasableAt != nil:
+		return "in " + r.ReleasableAt.Sub(now).Round(time.Second).String()
+	}
+	return "-"
+}
+
+// NetworkTable is the summary: one line per network.
+func NetworkTable(list []api.Network) Table {
+	t := Table{Header: []string{"NETWORK", "CAPACITY", "RESERVED", "IN USE", "LEAKED", "SUSPECT", "OTHER", "FREE", "DIRECTORY"}}
+	for _, n := range list {
+		capacity, free := "?", "?"
+		if n.Capacity > 0 {
+			capacity, free = strconv.FormatUint(n.Capacity, 10), strconv.FormatUint(n.Free, 10)
+		}
+		other := 0
+		for _, v := range verdict.All() {
+			if v != verdict.InUse && v != verdict.Leaked && v != verdict.Suspect {
+				other += n.Verdicts[v.String()]
+			}
+		}
+		dir := Clean(n.Dir)
+		if n.Problem != "" {
+			dir += " (" + Clean(n.Problem) + ")"
+		} else if !n.Writable {
+			dir += " (read-only)"
+		}
+		t.Rows = append(t.Rows, []string{Clean(n.Name), capacity, strconv.Itoa(n.Reserved), strconv.Itoa(n.InUse), strconv.Itoa(n.Leaked), strconv.Itoa(n.Suspect), strconv.Itoa(other), free, dir})
+		mark := ""
+		if n.Leaked > 0 {
+			mark = string(verdict.Leaked)
+		}
+		t.Marks = append(t.Marks, mark)
+	}
+	return t
+}
+
+// Counts is "3 Leaked, 20 InUse", worst first.
+func Counts(summary map[string]int) string {
+	var parts []string
+	for _, v := range verdict.All() {
+		if n := summary[v.String()]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, v))
+		}
+	}
+	if len(parts) == 0 {
+		return "nothing found"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Complaints are the lines that must not be missed: what was silent, what was not seen.
+func Complaints(v api.Vantage, witnesses []api.Witness, notes []api.Note) []string {
+	var out []string
+	if !v.Proven {
+		out = append(out, "no vantage: "+Clean(v.Detail)+". Nothing is released; `holdfast doctor` says what to do.")
+	}
+	for _, w := range witnesses {
+		if w.Required && w.State != "complete" {
+			out = append(out, fmt.Sprintf("witness %s is silent: %s. What it could speak for is kept.", w.Name, Clean(w.Detail)))
+		}
+	}
+	const most = 10
+	for i, n := range notes {
+		if i == most {
+			out = append(out, fmt.Sprintf("and %d more (-o json shows all)", len(notes)-most))
+			break
+		}
+		out = append(out, Clean(n.Path)+": "+Clean(n.Text))
+	}
+	return slices.Clip(out)
+}
+
+// Explain is the whole reasoning for one resource, in plain words.
+func Explain(e *api.ExplainedItem, now time.Time) string {
+	r := &e.Resource
+	var b strings.Builder
+	line := func(label, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-13s %s\n", label, fmt.Sprintf(format, args...))
+	}
+	fmt.Fprintf(&b, "%s: %s\n", Object(r), r.Verdict)
+	line("because", "%s (rule %s)", Clean(r.Why), r.Rule)
+	if r.Network != "" {
+		line("network", "%s", Clean(r.Network))
+	}
+	line("owner", "%s", Owner(r, true))
+	if r.IfName != "" {
+		line("interface", "%s", Clean(r.IfName))
+	}
+	line("kept in", "%s", Clean(r.Path))
+	if r.FirstSeen != nil {
+		line("first seen", "%s, %s ago", r.FirstSeen.UTC().Format(time.RFC3339), Age(r.FirstSeen, now))
+	}
+	if r.AbsentSince != nil {
+		line("absent since", "%s, %s ago", r.AbsentSince.UTC().Format(time.RFC3339), Age(r.AbsentSince, now))
+	}
+	switch {
+	case r.Releasable:
+		line("releasable", "now: `holdfast gc` asks every witness once more and then releases it")
+	case r.ReleasableAt != nil:
+		line("releasable", "at %s, %s, if every witness still says absent then", r.ReleasableAt.UTC().Format(time.RFC3339), Due(r, now))
+	default:
+		line("releasable", "no")
+	}
+	b.WriteString("  what the witnesses said\n")
+	for _, s := range r.Says {
+		fmt.Fprintf(&b, "    %-9s %-7s %s\n", s.Witness, s.Word, Clean(s.Detail))
+	}
+	if len(e.Plan) > 0 {
+		b.WriteString("  what a release would do, in this order\n")
+		for _, s := range e.Plan {
+			fmt.Fprintf(&b, "    %-12s %s (%s)\n", s.Step, Clean(s.Object), s.Inverse)
+		}
+	}
+	if len(e.Releases) > 0 {
+		b.WriteString("  the journal\n")
+		for _, j := range e.Releases {
+			fmt.Fprintf(&b, "    %s  %s  %s  %s\n", j.ReleaseID, j.At.UTC().Format(time.RFC3339), j.State, Clean(j.Why))
+		}
+	}
+	return b.String()
+}
