@@ -106,8 +106,9 @@ type Network struct {
 	Capacity uint64 `json:"capacity"`
 	Reserved int    `json:"reserved"`
 	InUse    int    `json:"inUse"`
-	// Leaked counts what is releasable now or when its grace is over.
-	Leaked int `json:"leaked"`
+	Leaked   int    `json:"leaked"`
+	// Suspect is what every witness calls absent and whose grace is not over.
+	Suspect int `json:"suspect"`
 	// Free is Capacity less Reserved, 0 when Capacity is not known.
 	Free     uint64         `json:"free"`
 	Writable bool           `json:"writable"`
