@@ -98,6 +98,22 @@ func wipedRoot(t *testing.T, v cri.Version, dead, live int) scene {
 	}
 }
 
+// orphanedNetns: the processes of some sandboxes died and the runtime lost its root, but
+// the network namespaces of the dead are still mounted and hold their addresses.
+func orphanedNetns(t *testing.T, v cri.Version, dead, live int) scene {
+	node := cri.Start(t, v)
+	network := node.Network().Name
+	gone := node.RunSandboxes(t, "gone", dead)
+	node.Kill(t)
+	for _, s := range gone {
+		node.KillSandbox(t, s)
+	}
+	node.WipeRoot(t)
+	node.Restart(t)
+	young := node.RunSandboxes(t, "young", live)
+	return scene{node: node, networks: []string{network}, dead: of(network, gone...), live: of(network, young...)}
+}
+
 // failingChain: a chained plugin fails ADD and DEL alike, and containerd 2.4.2 forgets
 // the address with each attempt (case L10, containerd #12130). Attempts are made until
 // the range, a /27, has no address left.

@@ -53,3 +53,27 @@ func TestPodman(t *testing.T) {
 	r.Ping(t, s.IP, a.IP)
 	r.Gone(t, b.IP)
 }
+
+// A pinger that cannot fail proves nothing.
+func TestKeepPingingNotices(t *testing.T) {
+	r := Start(t, Debian)
+	s := r.RunSandbox(t, Pod{Name: "mortal"})
+	recorder := &failures{TB: t}
+	stop := r.KeepPinging(recorder, s.IP)
+	r.KillSandbox(t, s)
+	r.DropNetns(t, s)
+	r.Gone(t, s.IP)
+	time.Sleep(4 * time.Second) // three echoes of a second each
+	stop()
+	if recorder.count != 1 {
+		t.Errorf("a sandbox that died was noticed %d times, want once", recorder.count)
+	}
+}
+
+// failures counts errors instead of failing.
+type failures struct {
+	testing.TB
+	count int
+}
+
+func (f *failures) Errorf(string, ...any) { f.count++ }

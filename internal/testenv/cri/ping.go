@@ -40,16 +40,54 @@ func (r *Runtime) Gone(t testing.TB, addrs ...netip.Addr) {
 	}
 }
 
-func (r *Runtime) silent(t testing.TB, addrs []netip.Addr, tries int) (silent []netip.Addr) {
+// KeepPinging pings the addresses over and over until stop is called, which fails the
+// test if any of them ever left three echoes in a row unanswered.
+func (r *Runtime) KeepPinging(t testing.TB, addrs ...netip.Addr) (stop func()) {
+	done, result := make(chan struct{}), make(chan error)
+	go func() {
+		rounds := 0
+		for {
+			silent, err := r.pingFromNode(addrs, 3)
+			if rounds++; err == nil && len(silent) > 0 {
+				err = fmt.Errorf("round %d: %d of %d did not answer pings: %v", rounds, len(silent), len(addrs), silent)
+			}
+			select {
+			case <-done:
+				result <- err
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			if err != nil {
+				<-done
+				result <- err
+				return
+			}
+		}
+	}()
+	return func() {
+		t.Helper()
+		close(done)
+		if err := <-result; err != nil {
+			t.Errorf("while pinging: %v", err)
+		}
+	}
+}
+
+func (r *Runtime) silent(t testing.TB, addrs []netip.Addr, tries int) []netip.Addr {
 	t.Helper()
-	err := r.host.do(func() (err error) {
-		silent, err = ping(addrs, tries, time.Second)
-		return err
-	})
+	silent, err := r.pingFromNode(addrs, tries)
 	if err != nil {
 		t.Fatalf("ping: %v", err)
 	}
 	return silent
+}
+
+func (r *Runtime) pingFromNode(addrs []netip.Addr, tries int) (silent []netip.Addr, err error) {
+	err = r.host.do(func() (err error) {
+		silent, err = ping(addrs, tries, time.Second)
+		return err
+	})
+	return silent, err
 }
 
 // ping sends echoes to all and returns those that did not answer. One raw socket

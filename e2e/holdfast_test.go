@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
+)
+
+// binEnv names the program under test. TestMain sets it when it is not set.
+const binEnv = "HOLDFAST_BIN"
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+// run builds holdfast as it is released, static, once for all tests.
+func run(m *testing.M) int {
+	if os.Getenv(binEnv) != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "hfbin-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	bin := filepath.Join(dir, "holdfast")
+	if err := build(bin); err != nil {
+		fmt.Fprintln(os.Stderr, "build holdfast:", err)
+		return 1
+	}
+	if err := os.Setenv(binEnv, bin); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+func build(to string) error {
+	wd, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	root, err := prebuilt.FindRoot(wd)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", to, "./cmd/holdfast")
+	cmd.Dir, cmd.Env, cmd.Stderr = root, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+	return cmd.Run()
+}
+
+// cli is holdfast on one scene's node, with a state directory of its own.
+type cli struct {
+	s        scene
+	stateDir string
+}
+
+func newCLI(t *testing.T, s scene) cli { return cli{s: s, stateDir: t.TempDir()} }
+
+// flags points holdfast at the scene and at nothing else of the machine.
+func (c cli) flags() []string {
+	n := c.s.node
+	out := []string{
+		"--state-dir", c.stateDir, "--cni-conf-dir", n.ConfDir(), "--data-dir", n.DataDir(),
+		"--cni-cache-dir", n.CacheDir(), "--cni-bin-dir", n.BinDir(), "--cri-endpoint", n.Endpoint,
+	}
+	for _, name := range c.s.networks {
+		out = append(out, "--network", name)
+	}
+	return out
+}
+
+// outcome is how one run of holdfast ended.
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+// holdfast runs one command where the node's own network is. It may take as long as
+// a busy machine needs; it never asks anybody.
+func (c cli) holdfast(t *testing.T, args ...string) outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	var out, msg bytes.Buffer
+	cmd := exec.CommandContext(ctx, os.Getenv(binEnv), slices.Concat(args, c.flags())...)
+	cmd.Stdout, cmd.Stderr = &out, &msg
+	err := c.s.node.Run(cmd)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("holdfast %s: %v", strings.Join(args, " "), err)
+	}
+	return outcome{code: cmd.ProcessState.ExitCode(), stdout: out.String(), stderr: msg.String()}
+}
+
+// sweep is what the tests read of a Sweep document.
+type sweep struct {
+	Kind     string
+	Released []struct {
+		ReleaseID   string
+		Network     string
+		Address     netip.Addr
+		ContainerID string
+	}
+	Kept []struct {
+		Network     string
+		Address     netip.Addr
+		ContainerID string
+		Verdict     string
+		Why         string
+	}
+	Errors []any
+}
+
+// gc runs one sweep with a grace of two seconds and reads its document. The exit code
+// must be the one given.
+func (c cli) gc(t *testing.T, code int, extra ...string) sweep {
+	t.Helper()
+	o := c.holdfast(t, slices.Concat([]string{"gc", "--wait", "--grace", "2s", "-o", "json"}, extra)...)
+	var doc sweep
+	if err := json.Unmarshal([]byte(o.stdout), &doc); err != nil || doc.Kind != "Sweep" {
+		t.Fatalf("gc ended with %d and printed no Sweep document: %v\nstdout: %s\nstderr: %s", o.code, err, o.stdout, o.stderr)
+	}
+	if o.code != code {
+		t.Fatalf("gc ended with %d, want %d\nstdout: %s\nstderr: %s", o.code, code, o.stdout, o.stderr)
+	}
+	return doc
+}
+
+// released returns what the document says is gone, comparable with reservations.
+func (d sweep) released(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, r := range d.Released {
+		if r.ReleaseID == "" {
+			t.Errorf("a release of %s without an ID cannot be undone", r.Address)
+		}
+		out = append(out, reservation{network: r.Network, addr: r.Address, id: r.ContainerID}.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+func names(rs []reservation) []string {
+	var out []string
+	for _, r := range rs {
+		out = append(out, r.String())
+	}
+	slices.Sort(out)
+	return out
+}
