@@ -30,7 +30,7 @@ const (
 	Hang             Mode = "hang"               // every call waits until the caller gives up
 	HangList         Mode = "hang-list"          // the list does
 	HangStatus       Mode = "hang-status"        // status calls do, the list is fine
-	Mute             Mode = "mute"               // accepts connections and never sends a byte
+	Mute             Mode = "mute"               // accepts new connections and never sends a byte on them
 	Error            Mode = "error"              // the list fails with Internal
 	ErrorStatus      Mode = "error-status"       // status calls fail with Internal
 	NotFoundStatus   Mode = "not-found-status"   // status calls fail with NotFound
@@ -291,9 +291,11 @@ func (v *service) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandbox
 func (v *service) StopPodSandbox(_ context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
-	if i := find(v.s.sandboxes, req.GetPodSandboxId()); i >= 0 {
-		v.s.sandboxes[i].NotReady, v.s.sandboxes[i].IPs = true, nil
+	i := find(v.s.sandboxes, req.GetPodSandboxId())
+	if i < 0 { // as containerd 1.6 does
+		return nil, status.Error(codes.NotFound, "no such sandbox")
 	}
+	v.s.sandboxes[i].NotReady, v.s.sandboxes[i].IPs = true, nil
 	return &runtimeapi.StopPodSandboxResponse{}, nil
 }
 
