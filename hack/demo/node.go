@@ -173,7 +173,7 @@ func outcome(err error) string {
 func (w *world) show(lost []*pod) error {
 	flags := []string{
 		"--cni-conf-dir", w.confDir(), "--data-dir", w.dataDir(), "--cni-cache-dir", w.cacheDir(), "--cni-bin-dir", w.binDir,
-		"--cri-endpoint", "none", "--witness", "kernel,process", "--state-dir", filepath.Join(w.dir, "state"), "--network", w.network,
+		"--cri-endpoint", "none", "--state-dir", filepath.Join(w.dir, "state"), "--run-dir", filepath.Join(w.dir, "run"), "--network", w.network,
 	}
 	say("From here on it is Holdfast. This node has no container runtime, so the kernel and the\n" +
 		"# processes are the witnesses. The places are not the usual ones, so they are named:")
