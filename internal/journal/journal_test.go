@@ -410,7 +410,7 @@ func TestAppendNoticesAnotherHand(t *testing.T) {
 }
 
 func TestOpenRefusesOtherFiles(t *testing.T) {
-	for name, make := range map[string]func(path string) error{
+	for name, plant := range map[string]func(path string) error{
 		"symlink":   func(p string) error { return os.Symlink("/dev/null", p) },
 		"directory": func(p string) error { return os.Mkdir(p, 0o700) },
 		"huge": func(p string) error {
@@ -422,7 +422,7 @@ func TestOpenRefusesOtherFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := make(filepath.Join(dir, FileName)); err != nil {
+			if err := plant(filepath.Join(dir, FileName)); err != nil {
 				t.Fatal(err)
 			}
 			for _, ro := range []bool{true, false} {
