@@ -49,6 +49,7 @@ type test struct {
 	size   int
 	level  string // from a marker line, "" without one
 	inner  bool   // it has subtests
+	ran    bool   // false for "A/b" when only "A/b/c" ran: a name may hold slashes
 }
 
 // pkg is one package of one run.
@@ -208,6 +209,7 @@ func (p *pkg) event(e event) {
 		parent = parent[:i]
 		p.get(parent).inner = true
 	}
+	t.ran = true
 	switch e.Action {
 	case "output":
 		if m := marker.FindStringSubmatch(e.Output); m != nil {
@@ -246,6 +248,9 @@ func (r *run) end(p *pkg) string {
 	var out strings.Builder
 	for _, tn := range p.order {
 		t := p.tests[tn]
+		if !t.ran {
+			continue
+		}
 		result := cmp.Or(t.result, "fail") // it died with its process
 		if result == "fail" || t.result == "" {
 			out.WriteString(strings.Join(t.output, ""))
@@ -290,7 +295,7 @@ func (r *run) end(p *pkg) string {
 // below reports whether a subtest of name ended with result.
 func (p *pkg) below(name, result string) bool {
 	for other, t := range p.tests {
-		if strings.HasPrefix(other, name+"/") && cmp.Or(t.result, "fail") == result {
+		if t.ran && strings.HasPrefix(other, name+"/") && cmp.Or(t.result, "fail") == result {
 			return true
 		}
 	}

@@ -47,6 +47,11 @@ func TestCounts(t *testing.T) {
 		{"subtests count, their parent does not", true, []string{
 			ev("run", "TestA", ""), ev("run", "TestA/x", ""), ev("run", "TestA/y", ""),
 			ev("pass", "TestA/x", ""), ev("pass", "TestA/y", ""), ev("pass", "TestA", ""), ev("pass", "", "")}, count{passed: 2}, nil},
+		{"a name with a slash is no test around it", true, []string{
+			ev("run", "TestA", ""), ev("run", "TestA/x/y", ""), ev("run", "TestA/x/z", ""),
+			ev("pass", "TestA/x/y", ""), ev("pass", "TestA/x/z", ""), ev("pass", "TestA", ""), ev("pass", "", "")}, count{passed: 2}, nil},
+		{"and none that can fail", false, []string{
+			ev("run", "TestA", ""), ev("run", "TestA/x/y", ""), ev("fail", "TestA/x/y", ""), ev("fail", "TestA", ""), ev("fail", "", "")}, count{failed: 1}, []string{"a.TestA/x/y"}},
 		{"a failing subtest is one failure", false, []string{
 			ev("run", "TestA", ""), ev("run", "TestA/x", ""), ev("run", "TestA/y", ""),
 			ev("fail", "TestA/x", ""), ev("pass", "TestA/y", ""), ev("fail", "TestA", ""), ev("fail", "", "")}, count{1, 1, 0}, []string{"a.TestA/x"}},
