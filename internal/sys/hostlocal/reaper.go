@@ -1,0 +1,78 @@
+package hostlocal
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrBusy says that another reaper works on the directory (I9).
+type ErrBusy struct {
+	Path string // the lock file
+	PID  int    // who holds it, 0 when unknown
+}
+
+// Error names the other process.
+func (e *ErrBusy) Error() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("another holdfast works on this data directory (lock %q)", e.Path)
+	}
+	return fmt.Sprintf("another holdfast (PID %d) works on this data directory (lock %q)", e.PID, e.Path)
+}
+
+// Reaper is the right to release from one directory.
+type Reaper struct{ file *os.File }
+
+// AcquireReaper takes the reaper lock of a data or store directory without waiting:
+// <runDir>/reaper-<dev>-<ino>.lock, so that two paths to one directory, or two state
+// directories, make one reaper (I9). runDir is made if missing; it should be on a
+// file system that a reboot empties, such as /run/holdfast. Held by a live process:
+// *ErrBusy. A crash releases it; the file stays and is never removed, since removing
+// it would let two in.
+func AcquireReaper(runDir, dir string) (*Reaper, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return nil, &Error{"reaper lock", dir, err}
+	}
+	if err := os.MkdirAll(runDir, 0o755); err != nil {
+		return nil, &Error{"reaper lock", runDir, cause(err)}
+	}
+	key := keyOf(&st)
+	path := filepath.Join(runDir, fmt.Sprintf("reaper-%d-%d.lock", key.dev, key.ino))
+	fd, err := ignoringEINTR(func() (int, error) {
+		return unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	})
+	if err != nil {
+		return nil, &Error{"reaper lock", path, err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		defer f.Close()
+		if err != unix.EWOULDBLOCK {
+			return nil, &Error{"reaper lock", path, err}
+		}
+		return nil, &ErrBusy{path, readPID(f)}
+	}
+	// The PID is for people; without it (a full disk) the lock still holds.
+	if f.Truncate(0) == nil {
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	return &Reaper{f}, nil
+}
+
+// Close gives the right back.
+func (r *Reaper) Close() error { return r.file.Close() }
+
+func readPID(f *os.File) int {
+	buf := make([]byte, 32)
+	n, _ := f.ReadAt(buf, 0)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	if err != nil || pid < 0 {
+		return 0
+	}
+	return pid
+}
