@@ -60,20 +60,23 @@ func build(to string) error {
 	return cmd.Run()
 }
 
-// cli is holdfast on one scene's node, with a state directory of its own.
+// cli is holdfast on one scene's node, with directories of its own.
 type cli struct {
-	s        scene
-	stateDir string
+	s      scene
+	global []string // flags that every verb takes
 }
 
-func newCLI(t *testing.T, s scene) cli { return cli{s: s, stateDir: t.TempDir()} }
+func newCLI(t *testing.T, s scene) cli {
+	dir := t.TempDir()
+	return cli{s: s, global: []string{"--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run")}}
+}
 
-// flags points holdfast at the scene and at nothing else of the machine.
-func (c cli) flags() []string {
+// node points holdfast at the scene and at nothing else of the machine.
+func (c cli) node() []string {
 	n := c.s.node
 	out := []string{
-		"--state-dir", c.stateDir, "--cni-conf-dir", n.ConfDir(), "--data-dir", n.DataDir(),
-		"--cni-cache-dir", n.CacheDir(), "--cni-bin-dir", n.BinDir(), "--cri-endpoint", n.Endpoint,
+		"--cni-conf-dir", n.ConfDir(), "--data-dir", n.DataDir(), "--cni-cache-dir", n.CacheDir(),
+		"--cni-bin-dir", n.BinDir(), "--cri-endpoint", n.Endpoint,
 	}
 	for _, name := range c.s.networks {
 		out = append(out, "--network", name)
@@ -94,7 +97,7 @@ func (c cli) holdfast(t *testing.T, args ...string) outcome {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	var out, msg bytes.Buffer
-	cmd := exec.CommandContext(ctx, os.Getenv(binEnv), slices.Concat(args, c.flags())...)
+	cmd := exec.CommandContext(ctx, os.Getenv(binEnv), slices.Concat(args, c.global)...)
 	cmd.Stdout, cmd.Stderr = &out, &msg
 	err := c.s.node.Run(cmd)
 	var exit *exec.ExitError
@@ -108,26 +111,33 @@ func (c cli) holdfast(t *testing.T, args ...string) outcome {
 type sweep struct {
 	Kind     string
 	Released []struct {
-		ReleaseID   string
-		Network     string
-		Address     netip.Addr
-		ContainerID string
+		resource
+		ReleaseID string
 	}
 	Kept []struct {
-		Network     string
-		Address     netip.Addr
-		ContainerID string
-		Verdict     string
-		Why         string
+		resource
+		Verdict string
+		Why     string
 	}
 	Errors []any
+}
+
+type resource struct {
+	Kind        string
+	Network     string
+	Address     netip.Addr
+	ContainerID string
+}
+
+func (r resource) reservation() reservation {
+	return reservation{network: r.Network, addr: r.Address, id: r.ContainerID}
 }
 
 // gc runs one sweep with a grace of two seconds and reads its document. The exit code
 // must be the one given.
 func (c cli) gc(t *testing.T, code int, extra ...string) sweep {
 	t.Helper()
-	o := c.holdfast(t, slices.Concat([]string{"gc", "--wait", "--grace", "2s", "-o", "json"}, extra)...)
+	o := c.holdfast(t, slices.Concat([]string{"gc", "--wait", "--grace", "2s", "-o", "json"}, c.node(), extra)...)
 	var doc sweep
 	if err := json.Unmarshal([]byte(o.stdout), &doc); err != nil || doc.Kind != "Sweep" {
 		t.Fatalf("gc ended with %d and printed no Sweep document: %v\nstdout: %s\nstderr: %s", o.code, err, o.stdout, o.stderr)
@@ -138,15 +148,30 @@ func (c cli) gc(t *testing.T, code int, extra ...string) sweep {
 	return doc
 }
 
-// released returns what the document says is gone, comparable with reservations.
+// released returns the reservations that the document says are gone. Cache entries,
+// veths and netns of the dead may be in it too.
 func (d sweep) released(t *testing.T) []string {
 	t.Helper()
 	var out []string
 	for _, r := range d.Released {
 		if r.ReleaseID == "" {
-			t.Errorf("a release of %s without an ID cannot be undone", r.Address)
+			t.Errorf("a release of a %s %s without an ID cannot be undone", r.Kind, r.Address)
 		}
-		out = append(out, reservation{network: r.Network, addr: r.Address, id: r.ContainerID}.String())
+		if r.Kind == "reservation" {
+			out = append(out, r.reservation().String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// kept returns the reservations that stayed with the given verdict.
+func (d sweep) kept(verdict string) []string {
+	var out []string
+	for _, r := range d.Kept {
+		if r.Kind == "reservation" && r.Verdict == verdict {
+			out = append(out, r.reservation().String())
+		}
 	}
 	slices.Sort(out)
 	return out

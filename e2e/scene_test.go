@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"testing"
 
@@ -74,13 +75,13 @@ func (s scene) check(t *testing.T, when string, want ...[]reservation) {
 }
 
 // wipedRoot: the runtime dies by SIGKILL, some of its sandboxes' processes too, and its
-// root is lost before it starts again (case L14). Of the living, half are older than
-// the loss: no runtime knows them, only the kernel does.
-func wipedRoot(t *testing.T, v cri.Version, dead, live int) scene {
+// root is lost before it starts again (case L14). The old are living sandboxes from
+// before the loss: no runtime knows them, only kernel and process do.
+func wipedRoot(t *testing.T, v cri.Version, dead, old, young int) scene {
 	node := cri.Start(t, v)
 	network := node.Network().Name
 	gone := node.RunSandboxes(t, "gone", dead)
-	old := node.RunSandboxes(t, "old", live/2)
+	before := node.RunSandboxes(t, "old", old)
 	node.Kill(t)
 	for _, s := range gone {
 		node.KillSandbox(t, s)
@@ -91,10 +92,10 @@ func wipedRoot(t *testing.T, v cri.Version, dead, live int) scene {
 	if listed := node.Listed(t); len(listed) != 0 {
 		t.Fatalf("a wiped runtime lists %v", listed)
 	}
-	young := node.RunSandboxes(t, "young", live-live/2)
+	after := node.RunSandboxes(t, "young", young)
 	return scene{
 		node: node, networks: []string{network},
-		dead: of(network, gone...), live: of(network, append(old, young...)...),
+		dead: of(network, gone...), live: of(network, append(before, after...)...),
 	}
 }
 
@@ -201,4 +202,36 @@ func sharedWithPodman(t *testing.T, v cri.Version, live int) scene {
 		}
 	}
 	return s
+}
+
+// lostHostPort: two sandboxes with a host port; one died with the runtime's root, and
+// nobody took its DNAT rules away.
+func lostHostPort(t *testing.T, v cri.Version) scene {
+	node := cri.Start(t, v)
+	network := node.Network()
+	network.Chain = []string{"portmap"}
+	node.SetNetwork(t, network)
+	gone := node.RunSandbox(t, cri.Pod{Name: "gone", HostPort: 18080})
+	live := node.RunSandbox(t, cri.Pod{Name: "live", HostPort: 18081})
+	node.Kill(t)
+	node.KillSandbox(t, gone)
+	node.DropNetns(t, gone)
+	node.WipeRoot(t)
+	node.Restart(t)
+	// A runtime that lists nothing beside a living shim would not be believed.
+	young := node.RunSandbox(t, cri.Pod{Name: "young"})
+	return scene{
+		node: node, networks: []string{network.Name},
+		dead: of(network.Name, gone), live: of(network.Name, live, young),
+	}
+}
+
+// natRules are the NAT rules of the node.
+func natRules(t *testing.T, s scene) string {
+	t.Helper()
+	out, err := s.node.Output(exec.Command("iptables-save", "-t", "nat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

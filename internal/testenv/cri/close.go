@@ -16,7 +16,7 @@ import (
 
 // Places that containerd has no setting for.
 const (
-	libcniCache = "/var/lib/cni/results"
+	libcniCache = "/var/lib/cni" // with its directory results
 	shimSockets = "/run/containerd/s"
 )
 
@@ -61,7 +61,7 @@ func removeCache(id string) error {
 	if len(id) < 32 {
 		return fmt.Errorf("%q is no container ID", id) // never a glob that matches others
 	}
-	files, err := filepath.Glob(filepath.Join(libcniCache, "*-"+id+"-*"))
+	files, err := filepath.Glob(filepath.Join(libcniCache, "results", "*-"+id+"-*"))
 	errs := []error{err}
 	for _, f := range files {
 		errs = append(errs, removeIfThere(f))

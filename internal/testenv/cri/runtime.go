@@ -292,21 +292,32 @@ func (r *Runtime) importImage(t testing.TB) {
 // Network returns the network that new sandboxes get.
 func (r *Runtime) Network() Network { return r.net }
 
-// ConfDir, BinDir and DataDir are the CNI configuration directory, the plugin
-// directory, and host-local's dataDir (the parent of the networks' directories).
+// ConfDir returns the CNI configuration directory.
 func (r *Runtime) ConfDir() string { return r.p.confDir }
 
 // BinDir returns the plugin directory.
 func (r *Runtime) BinDir() string { return r.p.binDir }
 
-// DataDir returns host-local's dataDir.
+// DataDir returns host-local's dataDir, the parent of the networks' directories.
 func (r *Runtime) DataDir() string { return r.p.dataDir }
 
-// CacheDir returns the libcni cache directory, which is the machine's own.
+// CacheDir returns the libcni cache directory, the parent of results. It is the
+// machine's own.
 func (r *Runtime) CacheDir() string { return libcniCache }
 
 // Run runs a program in the network namespace that stands for the node's.
 func (r *Runtime) Run(cmd *exec.Cmd) error { return r.host.run(cmd) }
+
+// Output is Run that returns the program's standard output; an error carries what it
+// said on standard error.
+func (r *Runtime) Output(cmd *exec.Cmd) (string, error) {
+	var out, msg bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &msg
+	if err := r.host.run(cmd); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", cmd.Args[0], err, msg.String())
+	}
+	return out.String(), nil
+}
 
 // Kill ends containerd with SIGKILL. Shims and sandboxes live on.
 func (r *Runtime) Kill(t testing.TB) {
