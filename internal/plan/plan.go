@@ -8,6 +8,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -35,6 +36,9 @@ type Step struct {
 	Resource *claim.Resource `json:"resource,omitempty"`
 	HostIf   claim.HostIf    `json:"hostIf,omitzero"`
 	NetnsID  uint64          `json:"netnsID,omitempty"`
+	// Addrs, of a cni-del, are the addresses that are reserved for this dead group and
+	// that nobody else has: what deletes by address may delete these and no other.
+	Addrs []netip.Addr `json:"addrs,omitempty"`
 	// Blocks: while this piece stands it can hold the address alive, so its failure
 	// keeps the address. A piece that cannot is reported and does not.
 	Blocks bool `json:"blocks,omitempty"`
@@ -202,6 +206,12 @@ func makeGroup(fs []*verdict.Finding, opt Options) Group {
 	g := Group{Findings: fs}
 	var veths, dels, caches, netns, addrs []Step
 	seenNetns := map[uint64]bool{}
+	var own []netip.Addr
+	for _, f := range fs {
+		if f.Resource.Kind == claim.KindReservation && !f.Shared {
+			own = append(own, f.Resource.Addr)
+		}
+	}
 	for _, f := range fs {
 		r := f.Resource
 		for _, pin := range f.Netns {
@@ -219,7 +229,7 @@ func makeGroup(fs []*verdict.Finding, opt Options) Group {
 					veths = append(veths, Step{Kind: StepVeth, Object: h.Name, HostIf: h, Resource: r, Blocks: true, Irreversible: true})
 				}
 				if !opt.NoDel && r.Problem == "" {
-					dels = append(dels, Step{Kind: StepDel, Object: r.Path, Resource: r, Irreversible: true})
+					dels = append(dels, Step{Kind: StepDel, Object: r.Path, Resource: r, Addrs: own, Irreversible: true})
 					g.Execs = true
 				}
 			}

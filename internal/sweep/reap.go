@@ -17,7 +17,7 @@ const (
 	// mass release does not take one /proc snapshot each, small enough that the
 	// confirmation is fresh. Plugins take long, so few groups with them go together.
 	batchGroups = 512
-	batchExecs  = 8
+	batchExecs  = 64
 	// stale is how old a confirmation may be when the addresses go.
 	stale = 500 * time.Millisecond
 	// releaseTimeout bounds one batch once its intents are journalled. It does not

@@ -22,12 +22,12 @@ type Settled struct {
 // disk says what happened, not the journal:
 //
 //	origin  quarantine  a release was ...          an undo was ...
-//	yes     no          not begun: rolled-back     (the file is as judged) restored
-//	no      yes         done: released             not begun: failed, may be tried again
-//	yes     yes         a copy, not unlinked:      a copy back, not unlinked:
-//	                    copy discarded,            copy discarded, restored
+//	yes     no          not begun: rolled-back     restored
+//	no      yes         done: released             not ended: tried once more
+//	yes     yes         a copy, not unlinked:      likewise
+//	                    copy discarded,
 //	                    rolled-back
-//	no      no          gone by another's hand     restored, then changed by another
+//	no      no          gone by another's hand     restored
 //
 // owns says for which stores the caller holds the reaper lock; others are left alone.
 // What cannot be looked at stays open.
@@ -46,7 +46,7 @@ func (e *Engine) Settle(ctx context.Context, owns func(store string) bool) ([]Se
 		if err := ctx.Err(); err != nil {
 			return done, err
 		}
-		rec, err := e.settleOne(en)
+		rec, err := e.settleOne(ctx, en)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("settle %s: %w", en.ID, err))
 			continue
@@ -62,7 +62,7 @@ func (e *Engine) Settle(ctx context.Context, owns func(store string) bool) ([]Se
 	return done, errors.Join(errs...)
 }
 
-func (e *Engine) settleOne(en journal.Entry) (journal.Record, error) {
+func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Record, error) {
 	rec := journal.Record{Type: journal.Outcome, At: e.Clock(), Sweep: en.Sweep, ReleaseID: en.ID, Detail: "settled after a crash"}
 	undo := en.State == journal.StateUndoOpen
 	if undo {
@@ -83,8 +83,17 @@ func (e *Engine) settleOne(en journal.Entry) (journal.Record, error) {
 		return rec, err
 	}
 	switch {
-	case undo && quarantined && !origin:
-		rec.Outcome = journal.UndoFailed
+	case undo && quarantined:
+		// A copy may stand in the store already; Restore knows its own.
+		taken, err := e.Vault.Restore(ctx, m)
+		if err != nil {
+			return rec, err
+		}
+		rec.Outcome = journal.UndoRestored
+		if taken {
+			rec.Outcome = journal.UndoTaken
+		}
+		return rec, nil
 	case undo:
 		rec.Outcome = journal.UndoRestored
 	case quarantined && !origin:

@@ -129,9 +129,8 @@ type Audit struct {
 	Unremembered error
 }
 
-// Look lists, asks and judges. With record the sightings are remembered; without,
-// nothing is written at all.
-func (e *Engine) Look(ctx context.Context, policy verdict.Policy, record bool) (*Audit, error) {
+// Look lists, asks and judges. It writes nothing.
+func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error) {
 	start := e.Clock()
 	a := &Audit{Case: verdict.Case{Policy: policy}}
 	a.Case.Snapshots = e.list(ctx)
@@ -151,13 +150,17 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy, record bool) (
 		return nil, err
 	}
 	a.Unremembered = memErr
-	if record && memErr == nil {
-		a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
-	}
 	if d, ok := e.Clock().Since(start); ok {
 		a.Took = d
 	}
 	return a, nil
+}
+
+// Remember saves the sightings of a look, so that a later one counts as the second.
+func (e *Engine) Remember(a *Audit) {
+	if a.Unremembered == nil {
+		a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
+	}
 }
 
 // fetch gets what the judge lacked, and reports whether anything is new.

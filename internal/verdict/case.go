@@ -60,6 +60,9 @@ type Finding struct {
 	BootProven bool `json:"bootProven,omitempty"`
 	// Netns are the namespaces that must go with an Orphaned address.
 	Netns []Pin `json:"netns,omitempty"`
+	// Shared: the address is alive for another attachment, which has a reservation of
+	// its own. Nothing may be cleaned by this address.
+	Shared bool `json:"shared,omitempty"`
 	// Holder is the container ID that holds the address of a Conflict, where known.
 	Holder string `json:"holder,omitempty"`
 }

@@ -131,7 +131,7 @@ func (s *scene) mayConvict() (bool, string) {
 func (s *scene) conclude(a *assessment, sight Sighting) Finding {
 	f := Finding{
 		Resource: a.r, Rule: a.rule, Why: a.why, Says: a.says, Pod: s.podOf(a.r),
-		First: sight.First, Absent: sight.Absent, Wait: -1, Netns: a.netns, Holder: a.holder,
+		First: sight.First, Absent: sight.Absent, Wait: -1, Netns: a.netns, Holder: a.holder, Shared: a.shared,
 	}
 	held := s.c.Policy.held(a.r)
 	switch a.class {

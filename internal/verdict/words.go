@@ -37,6 +37,7 @@ type assessment struct {
 	// kind (orphaned, NotReady), so that the kinds never vouch for each other.
 	witnesses []string
 	dead      bool // an earlier boot proves it dead
+	shared    bool // another attachment has the address, and its own reservation
 }
 
 func (a *assessment) say(w string, word Word, format string, args ...any) Word {
@@ -164,6 +165,7 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 	if len(holders) == 1 {
 		n := holders[0]
 		other, excused := s.otherTenant(r, n, ids, homes)
+		a.shared = excused
 		switch {
 		case other == "":
 			for _, h := range homes {

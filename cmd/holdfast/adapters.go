@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
+	"github.com/holdfast-cni/holdfast/internal/sys/cri"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+	"github.com/holdfast-cni/holdfast/internal/sys/proc"
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// The adapters below fit the drivers to the engine's interfaces. They translate and
+// decide nothing.
+
+type procWitness struct{ w *proc.Witness }
+
+func (p procWitness) Name() string { return p.w.Name() }
+func (p procWitness) Ask(ctx context.Context, _ bool) []claim.Testimony {
+	return p.w.Ask(ctx)
+}
+
+type criWitness struct {
+	w *cri.Witness
+	// unknown: the list of runtimes that ever answered could not be read, so one that
+	// must be asked may be missing.
+	unknown error
+	now     func() claim.Instant
+}
+
+func (c criWitness) Name() string { return c.w.Name() }
+func (c criWitness) Ask(ctx context.Context, detail bool) []claim.Testimony {
+	if c.unknown != nil {
+		return []claim.Testimony{{Witness: claim.WitnessCRI, State: claim.StateSilent, Asked: c.now(), Detail: c.unknown.Error()}}
+	}
+	return []claim.Testimony{c.w.Ask(ctx, detail)}
+}
+
+type bootWitness struct{ n *node }
+
+func (b bootWitness) Name() string { return claim.WitnessBoot }
+func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
+	t := claim.Testimony{Witness: claim.WitnessBoot, State: claim.StateSilent, Asked: b.n.clock.Now()}
+	id, err := b.n.clock.ID()
+	if err != nil {
+		t.Detail = err.Error()
+		return []claim.Testimony{t}
+	}
+	facts := boot.Facts(nil, id.Value)
+	if b.n.state != nil {
+		// With an error the facts name no past boot, which is safe.
+		facts, err = b.n.state.ObserveBoot(id.Value)
+		if err != nil {
+			t.Detail = err.Error()
+		}
+		if facts.Current == "" {
+			facts = boot.Facts(nil, id.Value)
+		}
+	}
+	t.State, t.Boot = claim.StateComplete, &facts
+	return []claim.Testimony{t}
+}
+
+type memory struct{ n *node }
+
+func (m memory) Load() ([]verdict.Sighting, error) {
+	if m.n.state == nil {
+		return nil, m.n.unwritable
+	}
+	list, err := m.n.state.LoadSightings()
+	var corrupt *state.CorruptError
+	if errors.As(err, &corrupt) && corrupt.Kept != "" {
+		// Moved aside: every grace begins anew, which is safe.
+		return nil, nil
+	}
+	return list, err
+}
+
+func (m memory) Save(list []verdict.Sighting) error {
+	if m.n.unwritable != nil {
+		return m.n.unwritable
+	}
+	if m.n.state == nil {
+		return fs.ErrNotExist
+	}
+	return m.n.state.SaveSightings(list)
+}
+
+// noJournal stands for a journal that does not exist yet.
+type noJournal struct{}
+
+func (noJournal) Append(...journal.Record) error                    { return fs.ErrNotExist }
+func (noJournal) Load() ([]journal.Record, []journal.Damage, error) { return nil, nil, nil }
+
+func logOf(j *journal.Journal) sweep.Log {
+	if j == nil {
+		return noJournal{}
+	}
+	return j
+}
+
+type vault struct{ q *hostlocal.Quarantine }
+
+func (v vault) Release(ctx context.Context, dir string, moves []sweep.Move) ([]sweep.Moved, error) {
+	list := make([]hostlocal.Move, len(moves))
+	for i, m := range moves {
+		list[i] = hostlocal.Move(m)
+	}
+	outs, err := v.q.Release(ctx, dir, list, hostlocal.ReleaseOptions{})
+	if len(outs) != len(moves) {
+		return nil, err
+	}
+	moved := make([]sweep.Moved, len(outs))
+	for i, o := range outs {
+		moved[i] = sweep.Moved{ReleaseID: o.ReleaseID, Err: o.Err}
+		switch o.State {
+		case hostlocal.Moved:
+			moved[i].Outcome = journal.OutcomeReleased
+		case hostlocal.Changed:
+			moved[i].Outcome = journal.OutcomeChanged
+		case hostlocal.Gone:
+			moved[i].Outcome = journal.OutcomeGone
+		default:
+			moved[i].Outcome = journal.OutcomeFailed
+		}
+	}
+	return moved, nil
+}
+
+func (v vault) Place(m sweep.Move) (origin, quarantined bool, err error) {
+	return v.q.Place(hostlocal.Move(m))
+}
+
+func (v vault) Restore(ctx context.Context, m sweep.Move) (taken bool, err error) {
+	err = v.q.Restore(ctx, m.ReleaseID, m.Path)
+	if errors.Is(err, hostlocal.ErrTaken) {
+		return true, nil
+	}
+	return false, err
+}
+
+func (v vault) Discard(id string) error { return v.q.Discard(id) }
+
+// holdBook writes holds to the state directory.
+type holdBook struct {
+	state *state.Dir
+	now   func() claim.Instant
+}
+
+func (h *holdBook) Hold(v verdict.Hold, releaseID string) (bool, error) {
+	if h.state == nil {
+		return false, fs.ErrNotExist
+	}
+	added, err := h.state.AddHolds(state.Hold{Store: v.Store, Addr: v.Addr, Why: v.Why, By: state.ByUndo, At: h.now(), ReleaseID: releaseID})
+	return len(added) > 0, err
+}
+
+func (h *holdBook) Unhold(v verdict.Hold) error {
+	if h.state == nil {
+		return fs.ErrNotExist
+	}
+	_, err := h.state.RemoveHolds(func(e state.Hold) bool {
+		return e.By == state.ByUndo && e.Store == v.Store && e.Addr == v.Addr
+	})
+	return err
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/term"
+	"sigs.k8s.io/yaml"
+
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// app is one run of the command: its streams and its flags.
+type app struct {
+	stdin          *os.File
+	stdout, stderr *os.File
+	opts           *options
+	colour         bool
+}
+
+func newApp(stdin, stdout, stderr *os.File) *app {
+	return &app{
+		stdin: stdin, stdout: stdout, stderr: stderr, opts: &options{},
+		// https://no-color.org: any value that is not empty turns colour off.
+		colour: isTerminal(stdout) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb",
+	}
+}
+
+func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
+// say writes a message for people.
+func (a *app) say(format string, args ...any) {
+	fmt.Fprintln(a.stderr, "holdfast: "+report.Clean(fmt.Sprintf(format, args...)))
+}
+
+// isText reports whether the output is for people.
+func (a *app) isText() bool { return a.opts.output == "table" || a.opts.output == "wide" }
+
+func (a *app) wide() bool { return a.opts.output == "wide" }
+
+// emit writes a document in the format asked for; text writes it for people.
+func (a *app) emit(doc any, text func(w io.Writer)) error {
+	var b []byte
+	var err error
+	switch a.opts.output {
+	case "json":
+		b, err = marshal(doc)
+	case "yaml":
+		if b, err = marshal(doc); err == nil {
+			b, err = yaml.JSONToYAML(b)
+		}
+	default:
+		var buf bytes.Buffer
+		text(&buf)
+		b = buf.Bytes()
+	}
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	if _, err := a.stdout.Write(b); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	return nil
+}
+
+// marshal gives indented JSON in which no control or format character stands raw:
+// encoding/json leaves DEL, C1 controls and text-direction marks as they are, and a
+// terminal would obey them.
+func marshal(doc any) ([]byte, error) {
+	var buf bytes.Buffer
+	e := json.NewEncoder(&buf)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(doc); err != nil {
+		return nil, err
+	}
+	b := buf.Bytes()
+	if bytes.IndexFunc(b, mustEscape) < 0 {
+		return b, nil
+	}
+	out := make([]byte, 0, len(b)+64)
+	for _, r := range string(b) {
+		if mustEscape(r) {
+			if r > 0xffff {
+				out = fmt.Appendf(out, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+(r-0x10000)&0x3ff)
+			} else {
+				out = fmt.Appendf(out, `\u%04x`, r)
+			}
+			continue
+		}
+		out = append(out, string(r)...)
+	}
+	return out, nil
+}
+
+// mustEscape: such a rune can only stand inside a JSON string here, since the encoder's
+// own layout uses blanks and newlines alone.
+func mustEscape(r rune) bool {
+	return r >= 0x7f && report.Clean(string(r)) != string(r)
+}
+
+// table writes a table with aligned columns, coloured by verdict on a terminal.
+func (a *app) table(w io.Writer, t report.Table) {
+	var buf bytes.Buffer
+	tw := tabwriter.NewWriter(&buf, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(tw, strings.Join(t.Header, "\t"))
+	for _, row := range t.Rows {
+		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	}
+	tw.Flush()
+	lines := strings.SplitAfter(buf.String(), "\n")
+	for i, line := range lines {
+		body := strings.TrimRight(line, " \n")
+		if line == "" {
+			continue
+		}
+		// Colours go around whole lines, after the columns are laid out.
+		if c := a.tint(t, i-1); c != "" {
+			body = c + body + "\x1b[0m"
+		}
+		fmt.Fprintln(w, body)
+	}
+}
+
+func (a *app) tint(t report.Table, row int) string {
+	if !a.colour {
+		return ""
+	}
+	if row < 0 {
+		return "\x1b[1m"
+	}
+	if row >= len(t.Marks) {
+		return ""
+	}
+	switch verdict.Verdict(t.Marks[row]) {
+	case verdict.Conflict, verdict.Missing, verdict.Leaked, verdict.Orphaned:
+		return "\x1b[31m"
+	case verdict.Suspect, verdict.Malformed, verdict.Foreign, "Unknown":
+		return "\x1b[33m"
+	case verdict.InUse, verdict.Held:
+		return ""
+	}
+	return ""
+}
+
+// ask asks a yes-or-no question at the terminal; anything but y or yes is no.
+func (a *app) ask(question string) bool {
+	fmt.Fprint(a.stderr, report.Clean(question)+" [y/N] ")
+	var answer string
+	if _, err := fmt.Fscanln(a.stdin, &answer); err != nil {
+		return false
+	}
+	answer = strings.ToLower(answer)
+	return answer == "y" || answer == "yes"
+}
+
+// interactive: a person can be asked.
+func (a *app) interactive() bool { return isTerminal(a.stdin) && isTerminal(a.stderr) }
+
+func nodeName() string {
+	h, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return h
+}
+
+// ago is for messages: whole seconds.
+func seconds(d time.Duration) string { return d.Round(time.Second).String() }

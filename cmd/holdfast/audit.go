@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// maxInUse is how many addresses in use the table shows; the rest is counted.
+const maxInUse = 20
+
+func newAudit(a *app) *cobra.Command {
+	var exitCode, forget bool
+	cmd := &cobra.Command{
+		Use:   "audit",
+		Short: "Show every reserved address with its verdict, worst first; changes nothing",
+		Long: `audit lists what is reserved on this node, asks every witness, and shows a verdict with
+its reason for each address, worst first, then one line for each network.
+
+It changes nothing on the node. In the state directory it remembers what it saw, so that
+a later look can count as the second sighting; --no-record leaves that out.`,
+		Example: `  holdfast audit
+  holdfast audit -o wide --network podnet
+  holdfast audit --exit-code            exits 3 when anything but InUse was found
+  holdfast audit -o json > node1.json   for "holdfast explain --from node1.json"
+  holdfast audit --cri-endpoint unix:///run/k3s/containerd/containerd.sock`,
+		Args: args0,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			want := remembers
+			if forget {
+				want = readOnly
+			}
+			n, err := openNode(a.opts, want)
+			if err != nil {
+				return err
+			}
+			defer n.Close()
+			a.warn(n)
+			au, err := n.look(cmd.Context())
+			if err != nil {
+				return err
+			}
+			n.remember(a, au, want)
+			doc := report.Audit(&au.Case, au.Judgement, n.meta(au))
+			if err := a.emit(doc, func(w io.Writer) { a.auditText(w, doc) }); err != nil {
+				return err
+			}
+			if exitCode && len(doc.Resources) != doc.Summary[string(verdict.InUse)] {
+				return exitError(exitFindings)
+			}
+			return nil
+		},
+	}
+	a.opts.addNode(cmd.Flags())
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit 3 when anything but InUse was found")
+	cmd.Flags().BoolVar(&forget, "no-record", false, "do not remember what was seen")
+	return cmd
+}
+
+// remember keeps the sightings unless another reaper works on the same directories: its
+// sightings are the ones that count.
+func (n *node) remember(a *app, au *sweep.Audit, want access) {
+	if want == readOnly {
+		return
+	}
+	for _, why := range n.lockStores(au) {
+		a.say("what was seen is not remembered: %s", why)
+		return
+	}
+	n.engine.Remember(au)
+	if au.Unremembered != nil {
+		a.say("what was seen is not remembered, so this look will not count as a sighting: %v", au.Unremembered)
+	}
+}
+
+// warn prints what works and is dangerous, and what could not be opened.
+func (a *app) warn(n *node) {
+	for _, w := range a.opts.warnings() {
+		a.say("warning: %s", w)
+	}
+	for _, w := range n.warnings {
+		a.say("warning: %s", w)
+	}
+}
+
+func (a *app) auditText(w io.Writer, d *api.Audit) {
+	t, hidden := report.AuditTable(d.Resources, d.At, a.wide(), maxInUse)
+	if len(t.Rows) > 0 {
+		a.table(w, t)
+	}
+	if hidden > 0 {
+		fmt.Fprintf(w, "and %d more in use (-o wide shows all)\n", hidden)
+	}
+	a.summary(w, d.Networks, d.Summary)
+	a.complain(d.Vantage, d.Witnesses, d.Notes)
+}
+
+// summary is a line for each network, then the counts.
+func (a *app) summary(w io.Writer, networks []api.Network, counts map[string]int) {
+	if len(networks) > 0 {
+		fmt.Fprintln(w)
+		a.table(w, report.NetworkTable(networks))
+	}
+	fmt.Fprintf(w, "\n%s\n", report.Counts(counts))
+}
+
+func (a *app) complain(v api.Vantage, ws []api.Witness, notes []api.Note) {
+	for _, c := range report.Complaints(v, ws, notes) {
+		a.say("%s", c)
+	}
+}

@@ -1,0 +1,406 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/plan"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+func newGC(a *app) *cobra.Command {
+	var wait, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "gc",
+		Short: "Release what is leaked: one sweep, or with --wait both sightings",
+		Long: `gc is one sweep: it looks, judges, asks every witness once more about what may go,
+writes down what it is about to do, and releases it. A released reservation is moved into
+the quarantine below the state directory; "holdfast undo" puts it back.
+
+One look is never enough. An address that was not seen absent before is only remembered,
+and a later gc, or this one with --wait, releases it when the grace is over.`,
+		Example: `  holdfast gc --wait                    stay, look twice, release
+  holdfast gc --dry-run                 what would be released now
+  holdfast gc --wait --network podnet
+  holdfast gc --force-over-cap          for scripts: release more than the cap`,
+		Args: args0,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			return a.gc(cmd.Context(), wait, dryRun)
+		},
+	}
+	a.opts.addNode(cmd.Flags())
+	a.opts.addRelease(cmd.Flags())
+	cmd.Flags().BoolVar(&wait, "wait", false, "stay until the grace is over, look again and release")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be released, release nothing")
+	return cmd
+}
+
+// sweepRun is one gc command: up to two looks, and what they came to.
+type sweepRun struct {
+	a       *app
+	n       *node
+	dryRun  bool
+	busy    map[string]string // data directory -> why it cannot be locked
+	audit   *sweep.Audit
+	plan    *plan.Plan
+	results []*sweep.Result
+	settled []sweep.Settled
+	err     error
+}
+
+func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
+	want := releases
+	if dryRun {
+		want = remembers
+	}
+	n, err := openNode(a.opts, want)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	a.warn(n)
+	r := &sweepRun{a: a, n: n, dryRun: dryRun}
+	if err := r.look(ctx); err != nil {
+		return err
+	}
+	r.reap(ctx)
+	if d := r.due(); wait && d > 0 && r.err == nil {
+		if err := a.waitFor(ctx, r, d); err != nil {
+			return err
+		}
+		if err := r.look(ctx); err != nil {
+			return err
+		}
+		r.reap(ctx)
+	}
+	return r.finish(ctx)
+}
+
+// look lists, asks and judges, remembers it, and settles what a crash left.
+func (r *sweepRun) look(ctx context.Context) error {
+	au, err := r.n.look(ctx)
+	if err != nil {
+		return err
+	}
+	if r.busy == nil {
+		r.busy = r.n.lockStores(au)
+	}
+	if !r.dryRun {
+		settled, err := r.n.engine.Settle(ctx, r.owns(au))
+		if err != nil {
+			r.a.say("%v", err)
+		}
+		r.settled = append(r.settled, settled...)
+	}
+	if len(r.busy) == 0 {
+		r.n.engine.Remember(au)
+	}
+	if au.Unremembered != nil {
+		r.a.say("what was seen is not remembered: %v", au.Unremembered)
+		if !r.dryRun {
+			return fmt.Errorf("nothing is released without a memory of what was seen: %w", au.Unremembered)
+		}
+	}
+	r.audit = au
+	return nil
+}
+
+// owns says for which stores this process holds the reaper lock.
+func (r *sweepRun) owns(au *sweep.Audit) func(string) bool {
+	mine := map[string]bool{}
+	for _, s := range au.Case.Snapshots {
+		for _, st := range s.Stores {
+			mine[st.Dir] = st.Network == "" || r.busy[st.DataDir] == ""
+		}
+		for i := range s.Resources {
+			if s.Resources[i].Kind != claim.KindReservation {
+				mine[s.Resources[i].Store] = true
+			}
+		}
+	}
+	return func(store string) bool { return mine[store] }
+}
+
+// skip gives the reasons outside of the judge why something does not go now.
+func (r *sweepRun) skip(res *claim.Resource) string {
+	if !report.Selected(res, r.a.opts.networks) {
+		return "not among the networks asked for"
+	}
+	for _, s := range r.audit.Case.Snapshots {
+		for _, st := range s.Stores {
+			if st.Dir != res.Store || st.Network == "" {
+				continue
+			}
+			if why := r.busy[st.DataDir]; why != "" {
+				return why
+			}
+			if !st.Writable {
+				return "its directory is read-only"
+			}
+		}
+	}
+	return ""
+}
+
+func (r *sweepRun) reap(ctx context.Context) {
+	o := r.a.opts
+	opt := plan.Options{MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: o.noDel, Skip: r.skip}
+	r.plan = plan.Make(r.audit.Judgement, opt)
+	if n := overCap(r.plan); n > 0 && !r.dryRun && r.a.interactive() {
+		if r.a.ask(fmt.Sprintf("%d addresses are leaked beyond the cap of one sweep. A mass death is more often a wrong witness than a real one. Release them too?", n)) {
+			opt.ForceOverCap = true
+			r.plan = plan.Make(r.audit.Judgement, opt)
+		}
+	}
+	if r.dryRun || len(r.plan.Groups) == 0 {
+		return
+	}
+	res, err := r.n.engine.Reap(ctx, r.audit, r.plan)
+	r.results = append(r.results, res)
+	r.err = err
+}
+
+func overCap(p *plan.Plan) int {
+	n := 0
+	for _, c := range p.Over {
+		n += c
+	}
+	return n
+}
+
+// due is how long to wait until everything that only waits for the grace is due; the
+// longer orphan grace is not waited for.
+func (r *sweepRun) due() time.Duration {
+	var d time.Duration
+	limit := r.n.policy.Grace + time.Second
+	for i := range r.audit.Judgement.Findings {
+		f := &r.audit.Judgement.Findings[i]
+		if !f.Releasable && f.Wait > 0 && f.Wait <= limit && report.Selected(f.Resource, r.a.opts.networks) {
+			d = max(d, f.Wait)
+		}
+	}
+	return d
+}
+
+// waitFor waits by the monotonic clock, as the grace counts, with a progress display.
+func (a *app) waitFor(ctx context.Context, r *sweepRun, d time.Duration) error {
+	n := 0
+	for i := range r.audit.Judgement.Findings {
+		if f := &r.audit.Judgement.Findings[i]; f.Wait > 0 && !f.Releasable {
+			n++
+		}
+	}
+	tty := isTerminal(a.stderr)
+	if !tty {
+		a.say("%d suspected; waiting %s for the second sighting", n, seconds(d))
+	}
+	start := r.n.clock.Now()
+	tick := time.NewTicker(min(time.Second, max(d/10, 10*time.Millisecond)))
+	defer tick.Stop()
+	for {
+		passed, ok := r.n.clock.Now().Since(start)
+		if !ok {
+			return errors.New("the clock cannot be read; nothing is released")
+		}
+		if passed > d {
+			break
+		}
+		if tty {
+			const width = 24
+			full := int(width * passed / d)
+			fmt.Fprintf(a.stderr, "\r%d suspected; second sighting in %-6s [%s%s]", n, seconds(d-passed), bar(full, '='), bar(width-full, ' '))
+		}
+		select {
+		case <-ctx.Done():
+			if tty {
+				fmt.Fprintln(a.stderr)
+			}
+			return fmt.Errorf("interrupted while waiting; what was seen is remembered: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+	if tty {
+		fmt.Fprintf(a.stderr, "\r%79s\r", "")
+	}
+	return nil
+}
+
+func bar(n int, c rune) string {
+	b := make([]rune, max(n, 0))
+	for i := range b {
+		b[i] = c
+	}
+	return string(b)
+}
+
+// finish prints the document and sets the exit code.
+func (r *sweepRun) finish(ctx context.Context) error {
+	doc := r.document()
+	if err := r.a.emit(doc, func(w io.Writer) { r.text(w, doc) }); err != nil {
+		return err
+	}
+	switch {
+	case r.err != nil && ctx.Err() != nil:
+		return fmt.Errorf("interrupted: %w", r.err)
+	case r.err != nil:
+		r.a.say("%v", r.err)
+		return exitError(exitWithheld)
+	case r.withheld(doc):
+		return exitError(exitWithheld)
+	}
+	return nil
+}
+
+// withheld reports whether something that should go did not: exit 4.
+func (r *sweepRun) withheld(doc *api.Sweep) bool {
+	if len(doc.Errors) > 0 {
+		for _, e := range doc.Errors {
+			// Changed, gone: somebody else was quicker, nothing is left to do.
+			if e.Outcome != "gone" && e.Outcome != "changed" {
+				return true
+			}
+		}
+	}
+	if slices.ContainsFunc(doc.Kept, func(k api.Kept) bool { return k.Withheld != "" }) {
+		return true
+	}
+	// A silent witness or a missing vantage withholds whatever is not known.
+	return (!doc.Vantage.Proven || len(r.audit.Judgement.Silent) > 0) && doc.Summary[verdict.Unknown.String()] > 0
+}
+
+func (r *sweepRun) document() *api.Sweep {
+	au := r.audit
+	m := r.n.meta(au)
+	full := report.Audit(&au.Case, au.Judgement, m)
+	d := &api.Sweep{
+		TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindSweep},
+		Node:     full.Node, BootID: full.BootID, At: full.At, DryRun: r.dryRun, Policy: full.Policy, Vantage: full.Vantage,
+		Witnesses: full.Witnesses, Networks: full.Networks, Notes: full.Notes, Summary: full.Summary,
+		Released: []api.Release{}, Kept: []api.Kept{}, Errors: []api.SweepError{},
+	}
+	gone := map[string]bool{}
+	for _, res := range r.results {
+		if d.SweepID == "" {
+			d.SweepID = res.Sweep
+		}
+		for _, rel := range res.Released {
+			gone[rel.Finding.Resource.Path] = true
+			d.Released = append(d.Released, api.Release{ReleaseID: rel.ID, Resource: report.Resource(rel.Finding, au.Case.Now), Steps: stepsOf(rel.Steps)})
+		}
+		for _, f := range res.Failed {
+			e := api.SweepError{ReleaseID: f.ID, Path: f.Finding.Resource.Path, Outcome: f.Outcome, Steps: stepsOf(f.Steps)}
+			if f.Finding.Resource.Addr.IsValid() {
+				e.Address = f.Finding.Resource.Addr.String()
+			}
+			if f.Err != nil {
+				e.Error = f.Err.Error()
+			} else {
+				e.Error = map[string]string{"gone": "somebody else removed it", "changed": "it was replaced by another; not touched"}[f.Outcome]
+			}
+			if f.Outcome == "gone" {
+				gone[e.Path] = true
+			}
+			d.Errors = append(d.Errors, e)
+		}
+	}
+	if r.dryRun {
+		for _, g := range r.plan.Groups {
+			for _, f := range g.Findings {
+				gone[f.Resource.Path] = true
+				d.Released = append(d.Released, api.Release{Resource: report.Resource(f, au.Case.Now)})
+			}
+		}
+	}
+	withheld := map[string]string{}
+	for _, w := range r.plan.Withheld {
+		withheld[w.Finding.Resource.Path] = w.Why
+	}
+	for _, res := range full.Resources {
+		if !gone[res.Path] {
+			d.Kept = append(d.Kept, api.Kept{Resource: res, Withheld: withheld[res.Path]})
+		}
+	}
+	for _, s := range r.settled {
+		d.Settled = append(d.Settled, api.Settled{ReleaseID: s.ID, Path: s.Release.Path, Outcome: s.Outcome})
+	}
+	return d
+}
+
+func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
+	a := r.a
+	for _, s := range d.Settled {
+		fmt.Fprintf(w, "settled %s, which an earlier run left half way: %s (%s)\n", s.ReleaseID, s.Outcome, report.Clean(s.Path))
+	}
+	if len(d.Released) > 0 {
+		t := report.Table{Header: []string{"RELEASED", "NETWORK", "OWNER", "VERDICT", "RELEASE ID", "WHY"}}
+		if d.DryRun {
+			t.Header[0] = "WOULD RELEASE"
+		}
+		for i := range d.Released {
+			rel := &d.Released[i]
+			id := rel.ReleaseID
+			if id == "" {
+				id = "-"
+			}
+			t.Rows = append(t.Rows, []string{report.Object(&rel.Resource), report.Clean(rel.Network), report.Owner(&rel.Resource, a.wide()), rel.Verdict, id, report.Clean(rel.Why)})
+			t.Marks = append(t.Marks, "")
+		}
+		a.table(w, t)
+		fmt.Fprintln(w)
+	}
+	var kept []api.Resource
+	for _, k := range d.Kept {
+		if k.Withheld != "" {
+			k.Why = "withheld: " + k.Withheld
+		}
+		kept = append(kept, k.Resource)
+	}
+	t, hidden := report.AuditTable(kept, d.At, a.wide(), 0)
+	if len(t.Rows) > 0 {
+		fmt.Fprintln(w, "Kept:")
+		a.table(w, t)
+		fmt.Fprintln(w)
+	}
+	if hidden > 0 {
+		fmt.Fprintf(w, "%d in use, kept.\n", hidden)
+	}
+	for _, e := range d.Errors {
+		a.say("%s: %s: %s", e.Path, e.Outcome, e.Error)
+	}
+	for _, rel := range d.Released {
+		for _, s := range rel.Steps {
+			if s.State == "failed" {
+				a.say("%s: %s %s failed, which does not keep the address: %s", rel.Path, s.Step, s.Object, s.Detail)
+			}
+		}
+	}
+	verb := "released"
+	if d.DryRun {
+		verb = "would be released"
+	}
+	fmt.Fprintf(w, "%d %s, %d kept, %d errors.", len(d.Released), verb, len(d.Kept), len(d.Errors))
+	if len(d.Released) > 0 && !d.DryRun {
+		fmt.Fprint(w, " \"holdfast undo --last\" puts the last one back.")
+	}
+	fmt.Fprintln(w)
+	if n := overCap(r.plan); n > 0 {
+		a.say("%d more are leaked beyond the cap of one sweep; run gc again, or say --force-over-cap", n)
+	}
+	if due := r.due(); due > 0 {
+		a.say("some need a second sighting: run gc again in %s, or with --wait", seconds(due+time.Second))
+	}
+	a.complain(d.Vantage, d.Witnesses, d.Notes)
+}

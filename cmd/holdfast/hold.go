@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
+)
+
+func parseHold(addr, store string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(addr)
+	if err != nil {
+		return a, usagef("%q: want an address such as 10.22.0.17", addr)
+	}
+	if store != "" && !filepath.IsAbs(store) {
+		return a, usagef("--store %q: want an absolute path, such as /var/lib/cni/networks/podnet", store)
+	}
+	return a.Unmap().WithZone(""), nil
+}
+
+func newHold(a *app) *cobra.Command {
+	var store, why string
+	cmd := &cobra.Command{
+		Use:   "hold [ADDRESS ...]",
+		Short: "Keep addresses whatever the witnesses say; without one, list the holds",
+		Example: `  holdfast hold 10.22.0.17 --why "the printer"
+  holdfast hold                       list`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			var list []state.Hold
+			// A boot ID that cannot be read does not matter here: At is for people.
+			now, _ := boot.Now(a.opts.proc)
+			for _, s := range args {
+				addr, err := parseHold(s, store)
+				if err != nil {
+					return err
+				}
+				list = append(list, state.Hold{Store: filepath.Clean("/" + store), Addr: addr, Why: why, By: state.ByPerson, At: now})
+				if store == "" {
+					list[len(list)-1].Store = ""
+				}
+			}
+			d, err := state.Open(a.opts.stateDir, state.Options{ReadOnly: len(args) == 0})
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			if len(list) > 0 {
+				if _, err := d.AddHolds(list...); err != nil {
+					return err
+				}
+			}
+			return a.printHolds(d)
+		},
+	}
+	cmd.Flags().StringVar(&store, "store", "", "only in this `directory` (default: in every one)")
+	cmd.Flags().StringVar(&why, "why", "", "a `note` for the next person")
+	return cmd
+}
+
+func newUnhold(a *app) *cobra.Command {
+	var store string
+	cmd := &cobra.Command{
+		Use:     "unhold ADDRESS ...",
+		Short:   "End the holds of addresses, those of an undo too",
+		Example: `  holdfast unhold 10.22.0.17`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("unhold wants at least one address")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			d, err := state.Open(a.opts.stateDir, state.Options{})
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			for _, s := range args {
+				addr, err := parseHold(s, store)
+				if err != nil {
+					return err
+				}
+				gone, err := d.RemoveHolds(func(h state.Hold) bool {
+					return h.Addr == addr && (store == "" || h.Store == filepath.Clean(store))
+				})
+				if err != nil {
+					return err
+				}
+				if len(gone) == 0 {
+					return fmt.Errorf("%s is not held", addr)
+				}
+			}
+			return a.printHolds(d)
+		},
+	}
+	cmd.Flags().StringVar(&store, "store", "", "only in this `directory`")
+	return cmd
+}
+
+func (a *app) printHolds(d *state.Dir) error {
+	list, err := d.Holds()
+	if err != nil {
+		return err
+	}
+	doc := &api.Holds{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindHolds}, Holds: []api.Hold{}}
+	t := report.Table{Header: []string{"ADDRESS", "STORE", "BY", "SINCE", "WHY"}}
+	for _, h := range list {
+		doc.Holds = append(doc.Holds, api.Hold{Address: h.Addr.String(), Store: h.Store, Why: h.Why, By: h.By, At: h.At.Wall, ReleaseID: h.ReleaseID})
+		store := h.Store
+		if store == "" {
+			store = "every one"
+		}
+		t.Rows = append(t.Rows, []string{h.Addr.String(), report.Clean(store), h.By, h.At.Wall.UTC().Format(time.RFC3339), report.Clean(h.Why)})
+	}
+	return a.emit(doc, func(w io.Writer) {
+		if len(t.Rows) == 0 {
+			fmt.Fprintln(w, "nothing is held")
+			return
+		}
+		a.table(w, t)
+	})
+}
+
+func newVersion(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print version and commit",
+		Args:  args0,
+		RunE: func(*cobra.Command, []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			doc := &api.Version{
+				TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindVersion},
+				Version:  version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+			}
+			return a.emit(doc, func(w io.Writer) {
+				fmt.Fprintf(w, "holdfast %s, commit %s, %s, %s\n", doc.Version, doc.Commit, doc.Go, doc.Platform)
+			})
+		},
+	}
+}

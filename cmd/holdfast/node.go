@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
+	"github.com/holdfast-cni/holdfast/internal/sys/cnicache"
+	"github.com/holdfast-cni/holdfast/internal/sys/cri"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+	"github.com/holdfast-cni/holdfast/internal/sys/links"
+	"github.com/holdfast-cni/holdfast/internal/sys/proc"
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+)
+
+// node is the engine with its drivers, opened for one command.
+type node struct {
+	o       *options
+	policy  verdict.Policy
+	engine  *sweep.Engine
+	state   *state.Dir // nil when it cannot be opened; then nothing is remembered
+	journal *journal.Journal
+	cri     *cri.Witness
+	holds   *holdBook
+	reapers []*hostlocal.Reaper
+	// unwritable says why nothing can be written; then nothing is released.
+	unwritable error
+	clock      *boot.Clock
+	warnings   []string
+}
+
+// access says what a command is going to do.
+type access int
+
+const (
+	readOnly  access = iota // writes nothing
+	remembers               // writes sightings if it can
+	releases                // must be able to write everything
+)
+
+// openNode wires drivers and engine. With releases it fails unless journal, quarantine
+// and sightings can be written and no other reaper uses the state directory (I3, I9).
+func openNode(o *options, want access) (n *node, err error) {
+	policy, err := o.policy()
+	if err != nil {
+		return nil, err
+	}
+	n = &node{o: o, policy: policy, clock: boot.NewClock(o.proc)}
+	defer func() {
+		if err != nil {
+			n.Close()
+			n = nil
+		}
+	}()
+	if err := n.openState(want); err != nil {
+		return n, err
+	}
+	if err := n.loadHolds(); err != nil && want == releases {
+		return n, err
+	} else if err != nil {
+		n.warnings = append(n.warnings, err.Error())
+	}
+	known, knownErr := n.knownRuntimes()
+	n.cri, err = cri.New(cri.Config{Endpoints: o.criEndpoints, WellKnown: cri.DefaultEndpoints(), Known: known, Clock: n.clock.Now, Timeout: o.timeout})
+	if err != nil {
+		var bad *cri.EndpointError
+		if errors.As(err, &bad) {
+			return n, usageError{err}
+		}
+		return n, err
+	}
+	now := n.clock.Now
+	hl := hostlocal.New(hostlocal.Config{
+		ConfDirs: confDirs(o), DataDirs: o.dataDirs, WellKnown: len(o.dataDirs)+len(o.confDirs) == 0, Clock: now,
+	})
+	cache := cnicache.New(cnicache.Config{Dirs: o.cacheDirs, Clock: now})
+	lnk := links.New(links.Config{Proc: o.proc, Clock: now})
+	bins := orDefault(o.binDirs, defaultBinDirs())
+	q := &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
+	n.engine = &sweep.Engine{
+		Inventories: []sweep.Inventory{hl, cache, lnk},
+		Witnesses: []sweep.Witness{
+			procWitness{proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})},
+			criWitness{n.cri, knownErr, now},
+			bootWitness{n},
+		},
+		Memory:  memory{n},
+		Journal: logOf(n.journal),
+		Vault:   vault{q},
+		Sides:   &sides{cache: cache, links: lnk, bins: bins, proc: o.proc},
+		Holds:   n.holds,
+		Clock:   now,
+		Rand:    rand.Reader,
+	}
+	return n, nil
+}
+
+// openState opens the state directory and the journal as far as the command needs.
+func (n *node) openState(want access) error {
+	st, err := state.Open(n.o.stateDir, state.Options{ReadOnly: want == readOnly})
+	if err != nil && want != readOnly {
+		n.unwritable = err
+		if want == releases {
+			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
+		}
+		if st, err = state.Open(n.o.stateDir, state.Options{ReadOnly: true}); err != nil {
+			st = nil
+		}
+	}
+	if err != nil && want == readOnly && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	n.state = st
+	if want != readOnly && n.unwritable == nil {
+		// Sightings and journal have one writer at a time.
+		if err := n.reaper(n.o.stateDir); err != nil {
+			if want == releases {
+				return err
+			}
+			n.unwritable = err
+		}
+	}
+	j, err := journal.Open(n.o.stateDir, journal.Options{ReadOnly: want != releases})
+	if err != nil {
+		if want == releases {
+			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
+		}
+		return nil
+	}
+	n.journal = j
+	return nil
+}
+
+func (n *node) loadHolds() error {
+	n.holds = &holdBook{state: n.state, now: n.clock.Now}
+	if n.state == nil {
+		return nil
+	}
+	holds, err := n.state.Holds()
+	if err != nil {
+		// A person said hold and nobody knows of what any more.
+		return fmt.Errorf("the holds cannot be read, so nothing may be released: %w", err)
+	}
+	for _, h := range holds {
+		n.policy.Holds = append(n.policy.Holds, h.Verdict())
+	}
+	return nil
+}
+
+func (n *node) knownRuntimes() ([]string, error) {
+	if n.state == nil || n.policy.CRINone {
+		return nil, nil
+	}
+	return n.state.KnownRuntimes()
+}
+
+// reaper takes the lock that lets one process release at a time.
+func (n *node) reaper(dir string) error {
+	r, err := hostlocal.AcquireReaper(n.o.runDir, dir)
+	if err != nil {
+		return err
+	}
+	n.reapers = append(n.reapers, r)
+	return nil
+}
+
+// lockStores takes the reaper lock of every data directory in the audit. What could not
+// be locked is returned with the reason, by data directory.
+func (n *node) lockStores(a *sweep.Audit) map[string]string {
+	busy := map[string]string{}
+	done := map[string]bool{}
+	for _, s := range a.Case.Snapshots {
+		for _, st := range s.Stores {
+			if st.Network == "" || done[st.DataDir] {
+				continue
+			}
+			done[st.DataDir] = true
+			if err := n.reaper(st.DataDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				busy[st.DataDir] = err.Error()
+			}
+		}
+	}
+	return busy
+}
+
+// look is one audit; record remembers its sightings.
+func (n *node) look(ctx context.Context) (*sweep.Audit, error) {
+	a, err := n.engine.Look(ctx, n.policy)
+	if err != nil {
+		return nil, err
+	}
+	n.rememberRuntimes(a)
+	return a, nil
+}
+
+// rememberRuntimes: an endpoint that answered once is required from then on.
+func (n *node) rememberRuntimes(a *sweep.Audit) {
+	if n.unwritable != nil || n.state == nil {
+		return
+	}
+	var seen []string
+	for _, t := range a.Case.Testimonies {
+		if t.CRI == nil {
+			continue
+		}
+		for _, rt := range t.CRI.Runtimes {
+			if rt.State == claim.StateComplete && !rt.Known {
+				seen = append(seen, rt.Endpoint)
+			}
+		}
+	}
+	if len(seen) == 0 {
+		return
+	}
+	if err := n.state.RememberRuntimes(seen...); err != nil && a.Unremembered == nil && !errors.Is(err, state.ErrReadOnly) {
+		a.Unremembered = err
+	}
+}
+
+func (n *node) meta(a *sweep.Audit) report.Meta {
+	return report.Meta{Node: nodeName(), Took: a.Took, Networks: n.o.networks, MaxReleases: n.o.maxReleases, ForceOverCap: n.o.forceOverCap}
+}
+
+// Close releases locks and files, locks last.
+func (n *node) Close() {
+	if n.cri != nil {
+		n.cri.Close()
+	}
+	if n.journal != nil {
+		n.journal.Close()
+	}
+	if n.state != nil {
+		n.state.Close()
+	}
+	for _, r := range slices.Backward(n.reapers) {
+		r.Close()
+	}
+}
+
+// confDirs: naming data directories alone still reads the default configuration, which
+// gives them capacity and ranges.
+func confDirs(o *options) []string {
+	if len(o.confDirs) == 0 && len(o.dataDirs) > 0 {
+		return []string{hostlocal.DefaultConfDir}
+	}
+	return o.confDirs
+}
+
+// defaultBinDirs are the places of CNI plugins: upstream's, Debian's, Fedora's, k3s'.
+func defaultBinDirs() []string {
+	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/k3s/data/cni"}
+}
