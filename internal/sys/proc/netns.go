@@ -1,0 +1,238 @@
+package proc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// space is a network namespace that is held open until the snapshot ends.
+type space struct {
+	fd     int
+	dumped bool
+	addrs  []claim.IfAddr
+}
+
+// errMoved: what was opened is not the namespace that was looked for, since a process
+// moved, a mount covers it, or a descriptor was closed and used again.
+var errMoved = errors.New("another file is there")
+
+// verify reports whether fd is the namespace with that inode.
+func verify(fd int, ino uint64) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return err
+	}
+	if st.Ino != ino || int64(fs.Type) != unix.NSFS_MAGIC {
+		return errMoved
+	}
+	return nil
+}
+
+// openPath opens a namespace at a path that others control. Nothing but the namespace
+// is ever opened: a FIFO would hang, a device would act. So the path is only
+// resolved first (O_PATH), and opened through our own descriptor once it is known to
+// be a namespace.
+func (s *snapshot) openPath(dir int, path string, ino uint64, flags int) (int, error) {
+	at, err := openat(dir, path, unix.O_PATH|flags)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(at)
+	if err := verify(at, ino); err != nil {
+		return -1, err
+	}
+	return openat(s.selfFD, itoa(at), unix.O_RDONLY)
+}
+
+// dumpAll reads the addresses of namespaces, each once.
+func dumpAll(ctx context.Context, spaces map[uint64]*space) error {
+	type job struct {
+		ino uint64
+		sp  *space
+	}
+	var jobs []job
+	for ino, sp := range spaces {
+		if !sp.dumped {
+			jobs = append(jobs, job{ino, sp})
+		}
+	}
+	if len(jobs) == 0 {
+		return nil
+	}
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, min(workers, len(jobs)))
+	for i := range errs {
+		wg.Go(func() {
+			errs[i] = onDoomedThread(func() error {
+				buf := make([]byte, 32<<10)
+				for {
+					k := int(next.Add(1)) - 1
+					if k >= len(jobs) {
+						return nil
+					}
+					if err := ctx.Err(); err != nil {
+						return err
+					}
+					addrs, err := dump(ctx, jobs[k].sp.fd, buf)
+					if err != nil {
+						next.Store(int64(len(jobs)))
+						return &Error{Op: "read the addresses of", Object: fmt.Sprintf("network namespace %d", jobs[k].ino), Err: err}
+					}
+					jobs[k].sp.addrs, jobs[k].sp.dumped = addrs, true
+				}
+			})
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// onDoomedThread runs f on a thread that ends with it, so that no goroutine is ever
+// run on a thread that is left in a foreign namespace: there is no way back that
+// could fail. The main thread cannot end, and /proc/PID/ns/net is its namespace, so f
+// is not run there.
+func onDoomedThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine keeps the main thread, another runs elsewhere.
+			done <- onDoomedThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f() // never unlocked: the thread ends with the goroutine
+	}()
+	return <-done
+}
+
+// dump enters a namespace and reads its addresses. It leaves the thread there.
+func dump(ctx context.Context, ns int, buf []byte) ([]claim.IfAddr, error) {
+	if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+		return nil, os.NewSyscallError("setns", err)
+	}
+	sock, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(sock)
+	// The kernel answers a dump at once; this only bounds a fault.
+	if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 2}); err != nil {
+		return nil, os.NewSyscallError("setsockopt", err)
+	}
+	for seq := uint32(1); ; seq++ {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		addrs, interrupted, err := dumpOnce(sock, seq, buf)
+		if err != nil {
+			return nil, err
+		}
+		if !interrupted {
+			return addrs, nil
+		}
+	}
+}
+
+func dumpOnce(sock int, seq uint32, buf []byte) (out []claim.IfAddr, interrupted bool, err error) {
+	kernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	if err := retry(func() error { return unix.Sendto(sock, dumpRequest(seq), 0, kernel) }); err != nil {
+		return nil, false, os.NewSyscallError("sendto", err)
+	}
+	var names map[uint32]string
+	nameOf := func(a address) string {
+		name, ok := names[a.index]
+		if !ok {
+			if names == nil {
+				names = map[uint32]string{}
+			}
+			if name = a.label; name == "" {
+				name = ifName(sock, a.index)
+			}
+			names[a.index] = name
+		}
+		return name
+	}
+	for done := false; !done; {
+		var n int
+		var from unix.Sockaddr
+		err := retry(func() (err error) {
+			n, from, err = unix.Recvfrom(sock, buf, unix.MSG_TRUNC)
+			return err
+		})
+		if err != nil {
+			return nil, false, os.NewSyscallError("recvfrom", err)
+		}
+		if n > len(buf) {
+			return nil, false, fmt.Errorf("netlink: a message of %d bytes was cut off", n)
+		}
+		if nl, ok := from.(*unix.SockaddrNetlink); !ok || nl.Pid != 0 {
+			continue // not from the kernel
+		}
+		var again bool
+		done, again, err = addresses(buf[:n], seq, func(a address) {
+			if claim.KernelSpeaksFor(a.addr) {
+				out = append(out, claim.IfAddr{If: nameOf(a), Addr: a.addr})
+			}
+		})
+		if err != nil {
+			return nil, false, err
+		}
+		interrupted = interrupted || again
+	}
+	slices.SortFunc(out, compareAddrs)
+	return out, interrupted, nil
+}
+
+func compareAddrs(a, b claim.IfAddr) int {
+	if c := strings.Compare(a.If, b.If); c != 0 {
+		return c
+	}
+	return a.Addr.Compare(b.Addr)
+}
+
+func dumpRequest(seq uint32) []byte {
+	const size = unix.SizeofNlMsghdr + unix.SizeofIfAddrmsg
+	b := make([]byte, 0, size)
+	b = binary.NativeEndian.AppendUint32(b, size)
+	b = binary.NativeEndian.AppendUint16(b, unix.RTM_GETADDR)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
+	b = binary.NativeEndian.AppendUint32(b, seq)
+	b = binary.NativeEndian.AppendUint32(b, 0)
+	return append(b, make([]byte, unix.SizeofIfAddrmsg)...) // AF_UNSPEC: both families
+}
+
+// ifName asks for the name of an interface of the socket's namespace.
+func ifName(sock int, index uint32) string {
+	var req unix.Ifreq
+	req.SetUint32(index)
+	if err := unix.IoctlIfreq(sock, unix.SIOCGIFNAME, &req); err != nil || req.Name() == "" {
+		return "#" + itoa(int(index)) // it has just gone
+	}
+	return printable(req.Name())
+}
+
+func retry(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}

@@ -1,0 +1,636 @@
+package proc
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
+)
+
+// childEnv makes the test binary do one thing in a child: in a namespace of its own,
+// or without our capabilities.
+const childEnv = "HOLDFAST_PROC_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(childEnv) {
+	case "":
+		os.Exit(m.Run())
+	case "ask":
+		for _, t := range New(Config{Timeout: 20 * time.Second}).Ask(context.Background()) {
+			v := claim.Vantage{}
+			if t.Kernel != nil {
+				v = t.Kernel.Vantage
+			}
+			fmt.Printf("%s %s proven=%t initial=%t %s\n", t.Witness, t.State, v.Proven, v.InitialPIDNS, t.Detail)
+		}
+	case "main-thread-ends":
+		// The main thread ends, and another lives on until its standard input closes.
+		go func() {
+			var b [1]byte
+			unix.Read(0, b[:])
+			unix.Exit(0)
+		}()
+		// Whichever of many locked goroutines got the main thread ends it.
+		for range 64 {
+			go func() {
+				runtime.LockOSThread()
+				if unix.Gettid() == unix.Getpid() {
+					unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+				}
+				time.Sleep(time.Hour)
+			}()
+		}
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+		}
+		time.Sleep(time.Hour)
+	}
+}
+
+func ask(t *testing.T, cfg Config) (*claim.KernelFacts, *claim.ProcessFacts) {
+	t.Helper()
+	cfg.Timeout = 60 * time.Second // the machine may be busy
+	got := New(cfg).Ask(context.Background())
+	for _, x := range got {
+		if x.State != claim.StateComplete {
+			t.Fatalf("%s is %s: %s", x.Witness, x.State, x.Detail)
+		}
+	}
+	if got[0].Witness != claim.WitnessKernel || got[1].Witness != claim.WitnessProcess {
+		t.Fatalf("witnesses %s, %s", got[0].Witness, got[1].Witness)
+	}
+	return got[0].Kernel, got[1].Process
+}
+
+func find(k *claim.KernelFacts, id uint64) (claim.Netns, bool) {
+	i := slices.IndexFunc(k.Netns, func(n claim.Netns) bool { return n.ID == id })
+	if i < 0 {
+		return claim.Netns{}, false
+	}
+	return k.Netns[i], true
+}
+
+func mustFind(t *testing.T, k *claim.KernelFacts, id uint64) claim.Netns {
+	t.Helper()
+	n, ok := find(k, id)
+	if !ok {
+		t.Fatalf("namespace %d is not among %d", id, len(k.Netns))
+	}
+	return n
+}
+
+func TestProcessInNetns(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a, b := netns.New(t), netns.New(t)
+	a.Veth("eth0", b, "veth0")
+	sub := netns.Subnet(t)
+	want4, want6 := netns.Host(sub, 2), netip.MustParseAddr("fd00:4326::2")
+	a.AddAddr("eth0", want4.String()+"/24")
+	a.AddAddr("eth0", want6.String()+"/64")
+	pid, _ := a.Hold()
+
+	k, _ := ask(t, Config{})
+	n := mustFind(t, k, a.ID)
+	if n.Procs != 1 || !slices.Equal(n.PIDs, []int{pid}) || !n.Used() || n.Host {
+		t.Errorf("got %+v, want process %d", n, pid)
+	}
+	if !slices.Contains(n.Mounts, a.Path) {
+		t.Errorf("mounts %q lack %q", n.Mounts, a.Path)
+	}
+	want := []claim.IfAddr{{If: "eth0", Addr: want4}, {If: "eth0", Addr: want6}}
+	if !slices.Equal(n.Addrs, want) {
+		t.Errorf("addresses %v, want %v (without loopback and link-local)", n.Addrs, want)
+	}
+	hosts := 0
+	for _, n := range k.Netns {
+		if n.Host {
+			hosts++
+		}
+	}
+	if hosts != 1 {
+		t.Errorf("%d namespaces are the host's", hosts)
+	}
+	if !k.Vantage.Proven || !k.Vantage.InitialPIDNS {
+		t.Errorf("vantage %+v", k.Vantage)
+	}
+}
+
+func TestPeerAddressIsOurs(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a, b := netns.New(t), netns.New(t)
+	a.Veth("eth0", b, "veth0")
+	sub := netns.Subnet(t)
+	own, peer := netns.Host(sub, 2), netns.Host(sub, 1)
+	cmd := exec.Command("ip", "addr", "add", own.String(), "peer", peer.String()+"/32", "dev", "eth0")
+	if err := a.Do(cmd.Run); err != nil {
+		t.Skipf("ip: %v", err)
+	}
+	k, _ := ask(t, Config{})
+	n := mustFind(t, k, a.ID)
+	if want := []claim.IfAddr{{If: "eth0", Addr: own}}; !slices.Equal(n.Addrs, want) {
+		t.Errorf("addresses %v, want %v", n.Addrs, want)
+	}
+}
+
+func TestMountedOnlyThenGone(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a := netns.New(t)
+	a.Close() // our own descriptors do not count, but be sure
+	k, _ := ask(t, Config{})
+	n := mustFind(t, k, a.ID)
+	if n.Used() || !slices.Equal(n.Mounts, []string{a.Path}) {
+		t.Errorf("got %+v, want the mount alone", n)
+	}
+	a.Unpin()
+	k, _ = ask(t, Config{})
+	if n, ok := find(k, a.ID); ok {
+		t.Errorf("a namespace that is gone is reported: %+v", n)
+	}
+}
+
+func TestHeldByDescriptorOnly(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a := netns.New(t)
+	sub := netns.Subnet(t)
+	a.AddAddr("lo", netns.Host(sub, 7).String()+"/32")
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.ExtraFiles = []*os.File{dup(t, a.FD())}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	a.Unpin()
+	a.Close()
+	cmd.ExtraFiles[0].Close()
+	k, _ := ask(t, Config{})
+	n := mustFind(t, k, a.ID)
+	if n.Procs != 0 || n.FDHolders != 1 || len(n.Mounts) != 0 || len(n.Addrs) != 1 || n.Addrs[0].If != "lo" {
+		t.Errorf("got %+v, want one holder of a descriptor", n)
+	}
+	stdin.Close()
+	cmd.Wait()
+	k, _ = ask(t, Config{})
+	if n, ok := find(k, a.ID); ok {
+		t.Errorf("a namespace that is gone is reported: %+v", n)
+	}
+}
+
+func dup(t *testing.T, fd int) *os.File {
+	t.Helper()
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.NewFile(uintptr(n), "netns")
+}
+
+// otherMounts starts a process in a mount namespace of its own that runs a shell
+// script first. It ends with the test.
+func otherMounts(t *testing.T, script string) (pid int, stop func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-ec", "mount --make-rprivate /\n"+script+"\necho ready\nexec cat")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(func() {
+		in.Close()
+		cmd.Wait()
+	})
+	t.Cleanup(stop)
+	var line [6]byte
+	if n, err := out.Read(line[:]); err != nil || !strings.HasPrefix(string(line[:n]), "ready") {
+		t.Fatalf("script: %q, %v", line[:n], err)
+	}
+	return cmd.Process.Pid, stop
+}
+
+func TestMountedInAnotherMountNamespace(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	testenv.Need(t, testenv.Mount)
+	a := netns.New(t)
+	path := a.Path
+	_, stop := otherMounts(t, "")
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	k, _ := ask(t, Config{})
+	n := mustFind(t, k, a.ID)
+	if n.Used() || !slices.Equal(n.Mounts, []string{path}) {
+		t.Errorf("got %+v, want the mount of the other mount namespace", n)
+	}
+	stop()
+	k, _ = ask(t, Config{})
+	if n, ok := find(k, a.ID); ok {
+		t.Errorf("a namespace that is gone is reported: %+v", n)
+	}
+}
+
+func TestCoveredMount(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	testenv.Need(t, testenv.Mount)
+	a := netns.New(t)
+	a.Close()
+	path := a.Path
+	// One mount namespace shows it free; in ours it is covered by a FIFO, which would
+	// hang whoever opened it.
+	otherMounts(t, "")
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(fifo, path, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) })
+	k, _ := ask(t, Config{})
+	mustFind(t, k, a.ID)
+}
+
+// The real thing would silence everybody else's snapshot on this machine, so the
+// count is fed by hand.
+func TestUnenterableIsSilentInTheEnd(t *testing.T) {
+	s, err := newSnapshot(Config{Proc: "/proc"})
+	defer s.close()
+	if err != nil {
+		t.Skip(err)
+	}
+	covered := map[uint64]*sighting{4026539999: {mounts: []string{"/run/netns/cni-\x1b"}}}
+	for i := range hopeless - 1 {
+		s.last = covered
+		if found, err := s.missing(); !found || err != nil {
+			t.Fatalf("enumeration %d: %t, %v", i, found, err)
+		}
+	}
+	s.last = nil // it was only vanishing: the count starts anew
+	if found, err := s.missing(); found || err != nil {
+		t.Fatalf("nothing is missing: %t, %v", found, err)
+	}
+	for range hopeless - 1 {
+		s.last = covered
+		if _, err := s.missing(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = s.missing()
+	if err == nil || !strings.Contains(err.Error(), "4026539999") || strings.Contains(err.Error(), "\x1b") {
+		t.Fatalf("got %v, want an error that names the namespace and quotes the path", err)
+	}
+}
+
+// A mount that appears after a table was first read must be seen by the second look.
+func TestTableIsReadAgainWhenChanged(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	testenv.Need(t, testenv.Mount)
+	s, err := newSnapshot(Config{Proc: "/proc"})
+	defer s.close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.enumerate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	a := netns.New(t)
+	a.Close()
+	if err := s.enumerate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if s.last[a.ID] == nil || s.spaces[a.ID] == nil {
+		t.Fatal("a new mount was not seen: the table was taken for unchanged")
+	}
+	a.Unpin()
+	if err := s.enumerate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if s.last[a.ID] != nil {
+		t.Fatal("a mount that is gone is still seen")
+	}
+}
+
+func TestMainThreadEnded(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a := netns.New(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), childEnv+"=main-thread-ends")
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	pid := a.Start(cmd)
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dead(text) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("its main thread has not ended: %q", text)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	a.Unpin()
+	a.Close()
+	k, _ := ask(t, Config{})
+	if n := mustFind(t, k, a.ID); n.Procs == 0 {
+		t.Errorf("got %+v, want a process whose main thread has ended", n)
+	}
+}
+
+func TestVanishingProcessesAreNoError(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a := netns.New(t)
+	a.Hold()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for _, args := range [][]string{{"unshare", "-n", "true"}, {"unshare", "-m", "true"}, {"sh", "-c", "true & true"}} {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					exec.Command(args[0], args[1:]...).Run()
+				}
+			}
+		})
+	}
+	for range 25 {
+		k, _ := ask(t, Config{})
+		if n := mustFind(t, k, a.ID); n.Procs != 1 {
+			t.Errorf("got %+v", n)
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// child runs this test binary as a child that asks, and returns what it says.
+func child(t *testing.T, attr *syscall.SysProcAttr, wrap ...string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append(wrap, exe)
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), childEnv+"=ask")
+	cmd.SysProcAttr = attr
+	cmd.Dir = "/"
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("child: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+func TestVantageOfAContainer(t *testing.T) {
+	testenv.Need(t, testenv.PIDNS)
+	testenv.Need(t, testenv.Mount)
+	whole := child(t, nil)
+	if !strings.Contains(whole, "kernel complete proven=true initial=true") {
+		t.Errorf("on the node itself:\n%s", whole)
+	}
+	own := child(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS},
+		"sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && "$0"; true`)
+	if !strings.Contains(own, "kernel complete") || !strings.Contains(own, "initial=false") {
+		t.Errorf("with a PID namespace and /proc of its own:\n%s", own)
+	}
+}
+
+func TestWithoutPowersItIsSilent(t *testing.T) {
+	testenv.Need(t, testenv.Root)
+	// Somebody else's process, so that there is something to be refused.
+	copyDir, err := os.MkdirTemp("", "hf-proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(copyDir) })
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(copyDir, "proc.test")
+	if err := os.Chmod(copyDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(bin, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, cmd := range map[string]*exec.Cmd{
+		"nobody":                 {Path: bin, SysProcAttr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}},
+		"without CAP_SYS_PTRACE": exec.Command("capsh", "--drop=cap_sys_ptrace", "--", "-c", "exec "+bin),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if cmd.Err != nil {
+				t.Skip(cmd.Err)
+			}
+			cmd.Env = append(os.Environ(), childEnv+"=ask")
+			cmd.Dir = "/"
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			for _, want := range []string{"kernel silent", "process silent", "CAP_SYS_PTRACE"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("no %q in:\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+func TestShimAndPluginAreHits(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	dir := t.TempDir()
+	cat, err := exec.LookPath("cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(cat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"bridge", "dnsmasq"} {
+		if err := os.MkdirAll(filepath.Join(dir, name+".d"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".d", name), text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := func(c string) string { return strings.Repeat(c, 60) + fmt.Sprintf("%04x", os.Getpid()&0xffff) }
+	a := netns.New(t)
+	start := func(path string, env ...string) int {
+		cmd := exec.Command(path)
+		cmd.Env = env
+		if _, err := cmd.StdinPipe(); err != nil {
+			t.Fatal(err)
+		}
+		return a.Start(cmd)
+	}
+	plugin := start(filepath.Join(dir, "bridge.d/bridge"), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+id("a"))
+	start(filepath.Join(dir, "bridge.d/bridge"), "CNI_COMMAND=CHECK", "CNI_CONTAINERID="+id("b"))
+	start(filepath.Join(dir, "dnsmasq.d/dnsmasq"), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+id("c"))
+	shim := exec.Command(cat)
+	shim.Args = []string{"/usr/bin/containerd-shim-runc-v2", "-", "-namespace", "k8s.io", "-id", id("d"), "-address", "/run/c.sock"}
+	// cat would take the flags for its own, so a shell carries the name.
+	shim = exec.Command("sh", "-c", "read x", "-namespace", "k8s.io", "-id", id("d"), "-address", "/run/c.sock")
+	shim.Args[0] = "/usr/bin/containerd-shim-runc-v2"
+	if _, err := shim.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	shimPID := a.Start(shim)
+
+	_, p := ask(t, Config{CNIBinDirs: []string{filepath.Join(dir, "bridge.d")}})
+	var got []claim.ProcessHit
+	for _, h := range p.Hits {
+		if h.Netns == a.ID && h.Via != "cgroup" {
+			got = append(got, h)
+		}
+	}
+	want := []claim.ProcessHit{
+		{ID: id("a"), PID: plugin, Netns: a.ID, Via: "cni"},
+		{ID: id("d"), PID: shimPID, Netns: a.ID, Via: "shim"},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if !slices.Contains(p.Shims, claim.Shim{PID: shimPID, ID: id("d"), Namespace: "k8s.io", Address: "/run/c.sock"}) {
+		t.Errorf("shims %+v", p.Shims)
+	}
+}
+
+func TestCgroupIsAHitWhileAProcessLives(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	base := "/sys/fs/cgroup"
+	if _, err := os.Stat(base + "/cgroup.procs"); err != nil {
+		if base = "/sys/fs/cgroup/pids"; os.MkdirAll(base, 0o755) != nil {
+			t.Skip("no cgroup file system")
+		}
+	}
+	id := strings.Repeat("e", 56) + fmt.Sprintf("%08x", os.Getpid())
+	dir := filepath.Join(base, "cri-containerd-"+id+".scope")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("cgroup: %v", err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	if _, err := os.Stat(dir + "/cgroup.procs"); err != nil {
+		t.Skipf("cgroup: %v", err)
+	}
+	a := netns.New(t)
+	pid, stop := a.Hold()
+	if err := os.WriteFile(dir+"/cgroup.procs", []byte(fmt.Sprint(pid)), 0o644); err != nil {
+		t.Skipf("cgroup: %v", err)
+	}
+	t.Cleanup(stop)
+	_, p := ask(t, Config{})
+	if !slices.Contains(p.Hits, claim.ProcessHit{ID: id, PID: pid, Netns: a.ID, Via: "cgroup"}) {
+		t.Errorf("no hit for %s among %d", id, len(p.Hits))
+	}
+	stop()
+	_, p = ask(t, Config{})
+	for _, h := range p.Hits {
+		if h.ID == id {
+			t.Errorf("the cgroup is empty, and still: %+v", h)
+		}
+	}
+}
+
+func TestNoProcIsSilent(t *testing.T) {
+	got := New(Config{Proc: t.TempDir()}).Ask(context.Background())
+	if got[0].State != claim.StateSilent || got[1].State != claim.StateSilent || got[0].Detail == "" {
+		t.Fatalf("got %+v", got)
+	}
+	if v := New(Config{Proc: t.TempDir()}).Vantage(context.Background()); v.Proven || len(v.Checks) == 0 {
+		t.Fatalf("vantage %+v", v)
+	}
+}
+
+func TestTimeoutIsSilent(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, x := range New(Config{}).Ask(ctx) {
+		if x.State != claim.StateSilent || x.Detail == "" {
+			t.Errorf("%s is %s %q", x.Witness, x.State, x.Detail)
+		}
+	}
+}
+
+func TestNoDescriptorIsLeft(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	a := netns.New(t)
+	a.Hold()
+	count := func() int {
+		e, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(e)
+	}
+	before := count()
+	for range 3 {
+		ask(t, Config{})
+	}
+	if after := count(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// BenchmarkAsk measures a node of 250 namespaces with one process each.
+func BenchmarkAsk(b *testing.B) {
+	testenv.Need(b, testenv.Netns)
+	for range 250 {
+		n := netns.New(b)
+		n.AddAddr("lo", "10.128.0.9/32") // each namespace has its own
+		n.Hold()
+		n.Close()
+	}
+	w := New(Config{Timeout: time.Minute, CNIBinDirs: []string{"/opt/cni/bin"}})
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, x := range w.Ask(context.Background()) {
+			if x.State != claim.StateComplete {
+				b.Fatal(x.Detail)
+			}
+		}
+	}
+}
