@@ -12,6 +12,7 @@ import (
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
@@ -86,7 +87,26 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 		}
 		r.reap(ctx)
 	}
+	r.retain()
 	return r.finish(ctx)
+}
+
+// retain drops releases from the journal that nothing needs any more, with their
+// quarantined files. A failure is reported; it releases and keeps nothing.
+func (r *sweepRun) retain() {
+	if r.dryRun || r.n.journal == nil {
+		return
+	}
+	dropped, err := r.n.journal.Compact(journal.Policy{}, r.n.clock.Now())
+	if err != nil {
+		r.a.say("the journal could not be shortened: %v", err)
+	}
+	for _, id := range dropped {
+		if err := r.n.engine.Vault.Discard(id); err != nil {
+			r.a.say("quarantine: %v", err)
+			return
+		}
+	}
 }
 
 // look lists, asks and judges, remembers it, and settles what a crash left.

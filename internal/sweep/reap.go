@@ -150,7 +150,14 @@ type batch struct {
 type running struct {
 	g     *plan.Group
 	items []*item
+	// kept are cache files that stay, with the reason: what cannot be journalled cannot
+	// be brought back, so it is not removed (I3).
+	kept map[string]string
 }
+
+// maxCache bounds a cache file that goes into the journal, in bytes; real ones have some
+// thousand.
+const maxCache = 256 << 10
 
 // add takes a group in if everything in it is confirmed; a group goes as a whole.
 func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n *int) {
@@ -160,21 +167,24 @@ func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n 
 			return
 		}
 	}
-	run := &running{g: g}
-	var caches []*item
+	run := &running{g: g, kept: map[string]string{}}
 	for _, f := range g.Findings {
-		it := &item{f: f}
-		if f.Resource.Kind == claim.KindCache {
-			caches = append(caches, it)
-		}
-		run.items = append(run.items, it)
-	}
-	for _, c := range caches {
-		b.attach(run, c)
+		*n++
+		run.items = append(run.items, &item{f: f, id: journal.BatchID(b.sweep, *n)})
 	}
 	for _, it := range run.items {
-		*n++
-		it.id = journal.BatchID(b.sweep, *n)
+		if it.f.Resource.Kind == claim.KindCache {
+			b.attach(run, it)
+		}
+	}
+	for _, it := range run.items {
+		// What the journal cannot hold is not released (I3), and the group is whole.
+		if err := b.intent(it).Check(); err != nil {
+			for _, f := range g.Findings {
+				b.res.Failed = append(b.res.Failed, Failure{Finding: f, Outcome: "withheld", Err: err})
+			}
+			return
+		}
 	}
 	b.groups = append(b.groups, run)
 	b.items = append(b.items, run.items...)
@@ -185,8 +195,13 @@ func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n 
 func (b *batch) attach(run *running, c *item) {
 	r := c.f.Resource
 	content, err := b.e.Sides.Content(plan.Step{Kind: plan.StepCache, Object: r.Path, Resource: r})
-	if err != nil {
-		return // the step that removes it will find the same, and say so
+	switch {
+	case err != nil:
+		run.kept[r.Path] = err.Error()
+		return
+	case len(content) > maxCache:
+		run.kept[r.Path] = fmt.Sprintf("%d bytes, more than the journal takes (%d), so it stays", len(content), maxCache)
+		return
 	}
 	file := &journal.CacheFile{Path: r.Path, Content: content}
 	for i, it := range run.items {
@@ -200,21 +215,24 @@ func (b *batch) attach(run *running, c *item) {
 }
 
 func (b *batch) intents() []journal.Record {
-	now := b.e.Clock()
 	recs := make([]journal.Record, 0, len(b.items))
 	for _, it := range b.items {
-		r := it.f.Resource
-		rel := &journal.Release{
-			Kind: r.Kind, Store: r.Store, Path: r.Path, Network: r.Network, Addr: r.Addr, Owner: r.Owner,
-			Attachment: r.Attachment(), Inc: r.Inc, Pod: it.f.Pod, Verdict: it.f.Verdict.String(), Rule: it.f.Rule,
-			Why: it.f.Why, FirstSeen: it.f.First, Cache: it.cache,
-		}
-		for _, s := range it.f.Says {
-			rel.Says = append(rel.Says, journal.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
-		}
-		recs = append(recs, journal.Record{Type: journal.Intent, At: now, Sweep: b.sweep, ReleaseID: it.id, Release: rel})
+		recs = append(recs, b.intent(it))
 	}
 	return recs
+}
+
+func (b *batch) intent(it *item) journal.Record {
+	r := it.f.Resource
+	rel := &journal.Release{
+		Kind: r.Kind, Store: r.Store, Path: r.Path, Network: r.Network, Addr: r.Addr, Owner: r.Owner,
+		Attachment: r.Attachment(), Inc: r.Inc, Pod: it.f.Pod, Verdict: it.f.Verdict.String(), Rule: it.f.Rule,
+		Why: it.f.Why, FirstSeen: it.f.First, Cache: it.cache,
+	}
+	for _, s := range it.f.Says {
+		rel.Says = append(rel.Says, journal.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
+	}
+	return journal.Record{Type: journal.Intent, At: b.e.Clock(), Sweep: b.sweep, ReleaseID: it.id, Release: rel}
 }
 
 // sides runs the steps of a group that come before its addresses. A piece that can
@@ -230,7 +248,13 @@ func (b *batch) sides(ctx context.Context, run *running) {
 			// The cache is what the next try is made with.
 			continue
 		}
-		r := b.e.Sides.Run(ctx, s)
+		r := journal.StepResult{Step: string(s.Kind), Object: s.Object, State: journal.StepFailed}
+		if s.Kind == plan.StepCache || s.Kind == plan.StepDel {
+			r.Detail = run.kept[s.Resource.Path]
+		}
+		if r.Detail == "" {
+			r = b.e.Sides.Run(ctx, s)
+		}
 		r.Irreversible = s.Irreversible && r.State == journal.StepDone
 		if r.State != journal.StepSkipped || r.Detail != "" {
 			first.steps = append(first.steps, r)

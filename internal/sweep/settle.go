@@ -83,6 +83,10 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 		return rec, err
 	}
 	switch {
+	case undo && quarantined && en.Intent.Boot != rec.At.Boot:
+		// Its Pod is gone for good; putting it back would only hold the address.
+		rec.Outcome = journal.UndoFailed
+		return rec, nil
 	case undo && quarantined:
 		// A copy may stand in the store already; Restore knows its own.
 		taken, err := e.Vault.Restore(ctx, m)
