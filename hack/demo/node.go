@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -171,31 +172,33 @@ func outcome(err error) string {
 
 // show runs holdfast as a person would.
 func (w *world) show(lost []*pod) error {
-	flags := []string{
+	state := []string{"--state-dir", filepath.Join(w.dir, "state"), "--run-dir", filepath.Join(w.dir, "run")}
+	node := append(state,
 		"--cni-conf-dir", w.confDir(), "--data-dir", w.dataDir(), "--cni-cache-dir", w.cacheDir(), "--cni-bin-dir", w.binDir,
-		"--cri-endpoint", "none", "--state-dir", filepath.Join(w.dir, "state"), "--run-dir", filepath.Join(w.dir, "run"), "--network", w.network,
-	}
+		"--cri-endpoint", "none", "--network", w.network, "--grace", "3s")
 	say("From here on it is Holdfast. This node has no container runtime, so the kernel and the\n" +
-		"# processes are the witnesses. The places are not the usual ones, so they are named:")
-	fmt.Printf("DEMO=%q\n", strings.Join(flags, " "))
+		"# processes are the witnesses. The places are not the usual ones, so they are named; and the\n" +
+		"# grace is three seconds, where it is five minutes by default:")
+	fmt.Printf("STATE=%q\nNODE=%q\n", strings.Join(state, " "), "$STATE "+strings.Join(node[len(state):], " "))
 
 	for _, step := range []struct {
-		why  string
-		args []string
+		why   string
+		args  []string
+		name  string // of the flags, as printed
+		flags []string
 	}{
-		{"What is leaked? Nothing is released by looking.", []string{"audit"}},
-		{"Why that one?", []string{"explain", lost[0].addr.String()}},
-		{"Give it back. One look is never enough: --wait stays for the second, three seconds later\n" +
-			"# here (five minutes by default), and asks every witness again right before.", []string{"gc", "--wait", "--grace", "3s"}},
-		{"Changed your mind? What was released last comes back, and is held from now on.", []string{"undo", "--last"}},
-		{"And now:", []string{"audit"}},
+		{"What is leaked? Nothing is released by looking.", []string{"audit"}, "$NODE", node},
+		{"Why that one?", []string{"explain", lost[0].addr.String()}, "$NODE", node},
+		{"Give it back. One look is never enough: --wait stays for the second one after the grace,\n" +
+			"# and every witness is asked again right before a release.", []string{"gc", "--wait"}, "$NODE", node},
+		{"Changed your mind? What was released last comes back, and is held from now on.", []string{"undo", "--last"}, "$STATE", state},
+		{"And now:", []string{"audit"}, "$NODE", node},
 	} {
 		say("%s", step.why)
-		args := append([]string{}, step.args...)
-		fmt.Printf("$ holdfast %s $DEMO\n", strings.Join(args, " "))
-		if err := w.run(append(args, flags...)...); err != nil {
+		fmt.Printf("$ holdfast %s %s\n", strings.Join(step.args, " "), step.name)
+		if err := w.run(slices.Concat(step.args, step.flags)...); err != nil {
 			say("That should not have happened. What doctor says:")
-			_ = w.run(append([]string{"doctor"}, flags...)...)
+			_ = w.run(slices.Concat([]string{"doctor"}, node)...)
 			return fmt.Errorf("holdfast %s: %w", step.args[0], err)
 		}
 	}
