@@ -17,7 +17,7 @@ import (
 )
 
 // seeds is how many random nodes each property is tried on.
-const seeds = 3000
+const seeds = 2000
 
 var (
 	someIDs   = []string{idA, idB, idC, idAA, idShort, "0a1b2c3d-1111-2222-3333-444455556666", "default-" + idA}
@@ -116,8 +116,8 @@ func each(t *testing.T, f func(t *testing.T, seed int64, c *Case, j *Judgement))
 		}
 		f(t, seed, c, j)
 		if t.Failed() {
-			b, _ := json.MarshalIndent(c, "", " ")
-			t.Fatalf("seed %d\n%s", seed, b)
+			b, _ := json.Marshal(c)
+			t.Fatalf("seed %d, the case is %s", seed, b)
 		}
 	}
 	if released < seeds/10 {
@@ -211,26 +211,32 @@ func TestP1AliveIsNeverReleasable(t *testing.T) {
 	each(t, func(t *testing.T, _ int64, c *Case, j *Judgement) {
 		f := factsOf(c)
 		for _, x := range j.Findings {
-			if !x.Releasable {
+			r := x.Resource
+			if !x.Releasable || r.Kind == claim.KindNetns {
 				continue
 			}
-			r := x.Resource
 			for _, id := range r.Owner.Aliases() {
 				if f.alive[id] {
 					t.Errorf("%s is releasable by %s, though %s is alive", r.Path, x.Rule, id)
 				}
 			}
-			if r.Kind != claim.KindReservation {
-				continue
-			}
-			for _, n := range f.held[r.Addr] {
-				if r.Owner.Shape == claim.ShapeContainer && len(f.held[r.Addr]) == 1 && owns(c, f.tenant[n], r.Addr, r.Store) {
-					continue
-				}
+			if n := f.holder(c, r, r.Addr); n != 0 {
 				t.Errorf("%s is releasable by %s, though namespace %d is in use and holds %s", r.Path, x.Rule, n, r.Addr)
 			}
 		}
 	})
+}
+
+// holder returns a namespace in use that holds addr, and that is not excused by another
+// attachment's own reservation; 0: there is none.
+func (f facts) holder(c *Case, r *claim.Resource, addr netip.Addr) uint64 {
+	for _, n := range f.held[addr] {
+		if r.Owner.Shape == claim.ShapeContainer && len(f.held[addr]) == 1 && owns(c, f.tenant[n], addr, r.Store) {
+			continue
+		}
+		return n
+	}
+	return 0
 }
 
 func releasable(j *Judgement) map[string]bool {
@@ -256,17 +262,37 @@ func clone(t testing.TB, c *Case) *Case {
 	return &out
 }
 
+// copied is a Case whose testimonies and facts can be added to; P3 shows that Judge
+// changes none of what it shares.
+func copied(c *Case) *Case {
+	d := *c
+	d.Testimonies = slices.Clone(c.Testimonies)
+	for i := range d.Testimonies {
+		x := &d.Testimonies[i]
+		if x.Kernel != nil {
+			k := *x.Kernel
+			k.Netns = slices.Clone(k.Netns)
+			x.Kernel = &k
+		}
+		if x.Process != nil {
+			x.Process = &claim.ProcessFacts{Hits: slices.Clone(x.Process.Hits), Shims: x.Process.Shims}
+		}
+		if x.CRI != nil {
+			k := *x.CRI
+			k.Sandboxes = slices.Clone(k.Sandboxes)
+			x.CRI = &k
+		}
+	}
+	return &d
+}
+
 // P2, first half: no silence makes anything releasable.
 func TestP2SilenceReleasesNothing(t *testing.T) {
 	each(t, func(t *testing.T, _ int64, c *Case, j *Judgement) {
-		before := releasable(j)
 		for i := range c.Testimonies {
-			d := clone(t, c)
+			d := copied(c)
 			d.Testimonies[i] = claim.Testimony{Witness: d.Testimonies[i].Witness, State: claim.StateSilent, Detail: "x", Asked: d.Testimonies[i].Asked}
 			for p := range releasable(Judge(d)) {
-				if !before[p] {
-					t.Errorf("silence of %s makes %s releasable", d.Testimonies[i].Witness, p)
-				}
 				t.Errorf("%s is releasable while %s is silent", p, d.Testimonies[i].Witness)
 			}
 			d.Testimonies = slices.Delete(d.Testimonies, i, i+1)
@@ -292,7 +318,7 @@ func TestP2LifeReleasesNothingOfItsOwner(t *testing.T) {
 					p.Sandboxes = append(p.Sandboxes, claim.Sandbox{ID: id, Endpoint: endpoint, Ready: true, Created: 1})
 				},
 			} {
-				d := clone(t, c)
+				d := copied(c)
 				add(d)
 				k := Judge(d)
 				for _, f := range k.Findings {
