@@ -93,14 +93,18 @@ func (a *app) warn(n *node) {
 }
 
 func (a *app) auditText(w io.Writer, d *api.Audit) {
-	t, hidden := report.AuditTable(d.Resources, d.At, a.wide(), maxInUse)
+	list := d.Resources
+	if !a.wide() {
+		list = report.Fold(list)
+	}
+	t, hidden := report.AuditTable(list, d.At, a.wide(), maxInUse)
 	if len(t.Rows) > 0 {
 		a.table(w, t)
 	}
 	if hidden > 0 {
 		fmt.Fprintf(w, "and %d more in use (-o wide shows all)\n", hidden)
 	}
-	a.summary(w, d.Networks, d.Summary)
+	a.summary(w, d.Networks, report.Summary(list))
 	a.complain(d.Vantage, d.Witnesses, d.Notes)
 }
 

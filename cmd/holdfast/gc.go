@@ -359,6 +359,24 @@ func (r *sweepRun) document() *api.Sweep {
 	return d
 }
 
+// pieces counts addresses, and the rest beside them.
+func pieces[T any](list []T, kind func(T) string) string {
+	addrs := 0
+	for _, e := range list {
+		if kind(e) == string(claim.KindReservation) {
+			addrs++
+		}
+	}
+	out := fmt.Sprintf("%d addresses", addrs)
+	if addrs == 1 {
+		out = "1 address"
+	}
+	if n := len(list) - addrs; n > 0 {
+		out += fmt.Sprintf(" and %d other pieces", n)
+	}
+	return out
+}
+
 func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 	a := r.a
 	for _, s := range d.Settled {
@@ -369,8 +387,17 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 		if d.DryRun {
 			t.Header[0] = "WOULD RELEASE"
 		}
+		shown := map[string]bool{}
+		for i := range d.Released {
+			if d.Released[i].Kind == string(claim.KindReservation) {
+				shown[d.Released[i].ContainerID] = true
+			}
+		}
 		for i := range d.Released {
 			rel := &d.Released[i]
+			if rel.Kind == string(claim.KindCache) && shown[rel.ContainerID] && !a.wide() {
+				continue
+			}
 			id := rel.ReleaseID
 			if id == "" {
 				id = "-"
@@ -387,6 +414,9 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 			k.Why = "withheld: " + k.Withheld
 		}
 		kept = append(kept, k.Resource)
+	}
+	if !a.wide() {
+		kept = report.Fold(kept)
 	}
 	t, hidden := report.AuditTable(kept, d.At, a.wide(), 0)
 	if len(t.Rows) > 0 {
@@ -411,7 +441,8 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 	if d.DryRun {
 		verb = "would be released"
 	}
-	fmt.Fprintf(w, "%d %s, %d kept, %d errors.", len(d.Released), verb, len(d.Kept), len(d.Errors))
+	fmt.Fprintf(w, "%s %s, %s kept, %d errors.", pieces(d.Released, func(r api.Release) string { return r.Kind }), verb,
+		pieces(d.Kept, func(k api.Kept) string { return k.Kind }), len(d.Errors))
 	if len(d.Released) > 0 && !d.DryRun {
 		fmt.Fprint(w, " \"holdfast undo --last\" puts the last one back.")
 	}

@@ -126,6 +126,7 @@ func Make(j *verdict.Judgement, opt Options) *Plan {
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return older(groups[a], groups[b]) })
 
+	bridges := sharedIfs(j)
 	used := map[string]int{}
 	for _, k := range order {
 		fs := groups[k]
@@ -139,7 +140,7 @@ func Make(j *verdict.Judgement, opt Options) *Plan {
 			}
 			continue
 		}
-		p.Groups = append(p.Groups, makeGroup(fs, opt))
+		p.Groups = append(p.Groups, makeGroup(fs, opt, bridges))
 	}
 	return p
 }
@@ -202,7 +203,26 @@ func older(a, b []*verdict.Finding) int {
 		cmp.Compare(fa.Resource.Path, fb.Resource.Path))
 }
 
-func makeGroup(fs []*verdict.Finding, opt Options) Group {
+// sharedIfs are host interfaces that results of several containers name: bridges.
+func sharedIfs(j *verdict.Judgement) map[string]bool {
+	owner := map[string]string{}
+	shared := map[string]bool{}
+	for i := range j.Findings {
+		r := j.Findings[i].Resource
+		if r.Cache == nil {
+			continue
+		}
+		for _, h := range r.Cache.HostIfs {
+			if o, ok := owner[h.Name]; ok && o != r.Owner.ID {
+				shared[h.Name] = true
+			}
+			owner[h.Name] = r.Owner.ID
+		}
+	}
+	return shared
+}
+
+func makeGroup(fs []*verdict.Finding, opt Options, shared map[string]bool) Group {
 	g := Group{Findings: fs}
 	var veths, dels, caches, netns, addrs []Step
 	seenNetns := map[uint64]bool{}
@@ -226,6 +246,9 @@ func makeGroup(fs []*verdict.Finding, opt Options) Group {
 		case claim.KindCache:
 			if r.Cache != nil {
 				for _, h := range r.Cache.HostIfs {
+					if shared[h.Name] {
+						continue
+					}
 					veths = append(veths, Step{Kind: StepVeth, Object: h.Name, HostIf: h, Resource: r, Blocks: true, Irreversible: true})
 				}
 				if !opt.NoDel && r.Problem == "" {

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
@@ -37,6 +38,33 @@ type Table struct {
 	Rows   [][]string
 	// Marks colour a row: the verdict's name, or "".
 	Marks []string
+}
+
+// Fold leaves out what a table for people need not show beside an address: the cache
+// files of a container whose reservation is listed too.
+func Fold(list []api.Resource) []api.Resource {
+	addressed := map[string]bool{}
+	for i := range list {
+		if list[i].Kind == string(claim.KindReservation) && list[i].ContainerID != "" {
+			addressed[list[i].ContainerID] = true
+		}
+	}
+	out := make([]api.Resource, 0, len(list))
+	for _, r := range list {
+		if r.Kind != string(claim.KindCache) || !addressed[r.ContainerID] {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// Summary counts resources by verdict.
+func Summary(list []api.Resource) map[string]int {
+	m := map[string]int{}
+	for i := range list {
+		m[list[i].Verdict]++
+	}
+	return m
 }
 
 // AuditTable lists resources for a tired person: worst first, what is in use last and at
