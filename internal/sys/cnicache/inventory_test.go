@@ -202,7 +202,9 @@ func TestRemoveAndRestore(t *testing.T) {
 		what   string
 		change func(t *testing.T, path string)
 	}{
-		{"other content", func(t *testing.T, path string) { write(t, path, bytes.Replace(content, []byte("cart-0"), []byte("cart-1"), 1)) }},
+		{"other content", func(t *testing.T, path string) {
+			write(t, path, bytes.Replace(content, []byte("cart-0"), []byte("cart-1"), 1))
+		}},
 		{"the same content again", func(t *testing.T, path string) { write(t, path, content) }},
 		{"same content in another file", func(t *testing.T, path string) {
 			write(t, path+"2", content)

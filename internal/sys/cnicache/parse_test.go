@@ -155,7 +155,7 @@ func TestSplitName(t *testing.T) {
 		// Sixteen characters are no interface name, so only the last can be the ID.
 		{"net-" + hexA + "-" + hexB + "-eth0", att("net-"+hexA, hexB, "eth0"), true},
 		{"net-0123456789ab-0123456789ac-x", claim.Attachment{}, false}, // or interface "0123456789ac-x"
-		{"net-123456789012-eth0", claim.Attachment{}, false}, // a number
+		{"net-123456789012-eth0", claim.Attachment{}, false},           // a number
 		{"net-" + hexA, claim.Attachment{}, false},
 		{"-" + hexA + "-eth0", claim.Attachment{}, false},
 		{"net-" + hexA + "-", claim.Attachment{}, false},
