@@ -28,6 +28,9 @@
 // the same process (not the same number) is still there afterwards. A refusal makes
 // both testimonies silent, with one exception that is described at guarded.
 //
+// Another process of the same executable is left out where it holds or has entered a
+// namespace: that is its own snapshot, no use.
+//
 // # What it does not see
 //
 //   - An address that is added, or a process that is started, after its namespace or

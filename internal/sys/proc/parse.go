@@ -274,7 +274,7 @@ func shimOf(cmdline []byte) (s claim.Shim, via string, ok bool) {
 func printable(s string) string {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
-			return strconv.Quote(string(clip([]byte(s))))
+			return strconv.QuoteToASCII(string(clip([]byte(s))))
 		}
 	}
 	return string(clip([]byte(s)))

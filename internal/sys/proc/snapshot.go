@@ -51,6 +51,7 @@ type snapshot struct {
 	selfFD  int // our own descriptors
 	self    int // our PID there, 0 if we are not in it
 	powers  powers
+	exe     unix.Stat_t // our own executable, zero if unknown
 	binDirs []string
 
 	mu     sync.Mutex
@@ -91,6 +92,9 @@ func newSnapshot(cfg Config) (*snapshot, error) {
 	}
 	if int64(fs.Type) != unix.PROC_SUPER_MAGIC {
 		return s, &Error{Op: "use", Object: fmt.Sprintf("%q", cfg.Proc), Err: errNotProc}
+	}
+	if err := unix.Stat("/proc/self/exe", &s.exe); err != nil {
+		s.exe = unix.Stat_t{}
 	}
 	var link [32]byte
 	if n, err := readlinkat(s.proc, "self", link[:]); err == nil && n < len(link) {
@@ -133,6 +137,14 @@ func (s *snapshot) failed(op string, pid int, what string, err error) error {
 		err = fmt.Errorf("%w: CAP_SYS_PTRACE and CAP_SYS_ADMIN are needed", err)
 	}
 	return &Error{Op: op, Object: object, Err: err}
+}
+
+// ours reports whether a process runs the same executable as we do. Its snapshot
+// holds and enters every namespace for a moment, which is no use of them: without
+// this, one holdfast would take what another looks at for something in use.
+func (s *snapshot) ours(dir int) bool {
+	var st unix.Stat_t
+	return s.exe.Ino != 0 && unix.Fstatat(dir, "exe", &st, 0) == nil && st.Ino == s.exe.Ino && st.Dev == s.exe.Dev
 }
 
 func (s *snapshot) setHost(ino uint64) {

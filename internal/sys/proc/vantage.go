@@ -124,15 +124,19 @@ func (s *snapshot) pidNamespace() (initial bool, detail string) {
 // sees it all the same.
 func (s *snapshot) hidepid() claim.Check {
 	c := claim.Check{Name: "hidepid", OK: true, Detail: "processes are not hidden", Fix: "run with CAP_SYS_PTRACE"}
+	if s.powers.ptrace {
+		c.Detail = "CAP_SYS_PTRACE sees hidden processes"
+		return c
+	}
 	text, err := readFile(s.proc, "self/mountinfo", nil, maxMountinfo)
 	if err != nil {
-		c.OK = s.powers.ptrace
-		c.Detail = fmt.Sprintf("the mount options are unknown (%v); CAP_SYS_PTRACE: %t", err, s.powers.ptrace)
+		c.OK = false
+		c.Detail = fmt.Sprintf("the mount options are unknown: %v", err)
 		return c
 	}
 	if hidesPIDs(text, s.path) {
-		c.OK = s.powers.ptrace
-		c.Detail = fmt.Sprintf("mounted with hidepid; CAP_SYS_PTRACE, which overcomes it: %t", s.powers.ptrace)
+		c.OK = false
+		c.Detail = "mounted with hidepid"
 	}
 	return c
 }

@@ -2,6 +2,7 @@ package proc
 
 import (
 	"bytes"
+	"errors"
 	"path"
 	"slices"
 	"strings"
@@ -70,6 +71,9 @@ type walker struct {
 	lastIDs    []string
 }
 
+// errOurs ends the listing of another holdfast's descriptors.
+var errOurs = errors.New("ours")
+
 func newWalker(s *snapshot) *walker {
 	return &walker{
 		s: s, seen: map[uint64]*sighting{}, keys: map[mountKey][]int{}, hits: map[hitKey]int{},
@@ -120,7 +124,7 @@ func (w *walker) process(pid int) error {
 	last := net
 	return w.threads(dir, pid, pid, func(thread int) error {
 		n, err := w.namespace(thread, "ns/net", "net")
-		if err != nil || n == last {
+		if err != nil || n == last || w.s.ours(thread) {
 			return w.ended(thread, pid, "task/.../ns/net", err)
 		}
 		last = n
@@ -284,7 +288,8 @@ func (w *walker) descriptors(dir, pid int, net uint64) error {
 	}
 	defer unix.Close(list)
 	w.held = w.held[:0]
-	return numbers(list, w.dents, true, func(fd int) error {
+	asked := false
+	err = numbers(list, w.dents, true, func(fd int) error {
 		name := itoa(fd)
 		n, err := readlinkat(list, name, w.link[:64])
 		if err != nil {
@@ -300,6 +305,10 @@ func (w *walker) descriptors(dir, pid int, net uint64) error {
 		if !ok || slices.Contains(w.held, ino) {
 			return nil
 		}
+		if !asked && w.s.ours(dir) {
+			return errOurs
+		}
+		asked = true
 		w.held = append(w.held, ino)
 		x := w.sighting(ino)
 		if ino != net {
@@ -307,6 +316,10 @@ func (w *walker) descriptors(dir, pid int, net uint64) error {
 		}
 		return w.s.pin(ino, func() (int, error) { return w.s.openPath(list, name, ino, 0) })
 	})
+	if err == errOurs {
+		return nil
+	}
+	return err
 }
 
 // identity reads the container IDs of a process.

@@ -1,0 +1,236 @@
+package proc
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
+)
+
+// child runs this test binary as a child that asks, and returns what it says.
+func child(t *testing.T, attr *syscall.SysProcAttr, wrap ...string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append(wrap, exe)
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), childEnv+"=ask")
+	cmd.SysProcAttr = attr
+	cmd.Dir = "/"
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("child: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+func TestVantageOfAContainer(t *testing.T) {
+	testenv.Need(t, testenv.PIDNS)
+	testenv.Need(t, testenv.Mount)
+	whole := child(t, nil)
+	if !strings.Contains(whole, "kernel complete proven=true initial=true") {
+		t.Errorf("on the node itself:\n%s", whole)
+	}
+	own := child(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS},
+		"sh", "-c", `mount --make-rprivate / && mount -t proc proc /proc && "$0"; true`)
+	if !strings.Contains(own, "kernel complete") || !strings.Contains(own, "initial=false") {
+		t.Errorf("with a PID namespace and /proc of its own:\n%s", own)
+	}
+}
+
+// copyOfUs returns a copy of this test binary that every user can run. It is another
+// executable, so it is not taken for another snapshot of ours.
+func copyOfUs(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "hf-proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "proc.test")
+	if err := os.WriteFile(bin, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
+func TestOtherSnapshotsAreNoUse(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	for _, tc := range []struct {
+		name string
+		same bool
+	}{{"the same executable", true}, {"another", false}} {
+		t.Run(tc.name, func(t *testing.T) {
+			a := netns.New(t)
+			exe := copyOfUs(t)
+			if tc.same {
+				var err error
+				if exe, err = os.Executable(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.Command(exe)
+			cmd.Env = append(os.Environ(), childEnv+"=hold")
+			cmd.ExtraFiles = []*os.File{dup(t, a.FD())}
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				in.Close()
+				cmd.Wait()
+			})
+			cmd.ExtraFiles[0].Close()
+			a.Close()
+			want := 1
+			if tc.same {
+				want = 0
+			}
+			askUntil(t, is(a.ID, fmt.Sprintf("%d holders", want), func(n claim.Netns) bool { return n.FDHolders == want }))
+		})
+	}
+}
+
+func TestWithoutPowersItIsSilent(t *testing.T) {
+	testenv.Need(t, testenv.Root)
+	bin := copyOfUs(t)
+	for name, cmd := range map[string]*exec.Cmd{
+		"nobody":                 {Path: bin, SysProcAttr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}},
+		"without CAP_SYS_PTRACE": exec.Command("capsh", "--drop=cap_sys_ptrace", "--", "-c", "exec "+bin),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if cmd.Err != nil {
+				t.Skip(cmd.Err)
+			}
+			cmd.Env = append(os.Environ(), childEnv+"=ask")
+			cmd.Dir = "/"
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			for _, want := range []string{"kernel silent", "process silent", "CAP_SYS_PTRACE"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("no %q in:\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+func TestShimAndPluginAreHits(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	dir := t.TempDir()
+	cat, err := exec.LookPath("cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(cat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"bridge", "dnsmasq"} {
+		if err := os.MkdirAll(filepath.Join(dir, name+".d"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".d", name), text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := func(c string) string { return strings.Repeat(c, 60) + fmt.Sprintf("%04x", os.Getpid()&0xffff) }
+	a := netns.New(t)
+	start := func(path string, env ...string) int {
+		cmd := exec.Command(path)
+		cmd.Env = env
+		if _, err := cmd.StdinPipe(); err != nil {
+			t.Fatal(err)
+		}
+		return a.Start(cmd)
+	}
+	plugin := start(filepath.Join(dir, "bridge.d/bridge"), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+id("a"))
+	start(filepath.Join(dir, "bridge.d/bridge"), "CNI_COMMAND=CHECK", "CNI_CONTAINERID="+id("b"))
+	start(filepath.Join(dir, "dnsmasq.d/dnsmasq"), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+id("c"))
+	shim := exec.Command("sh", "-c", "read x", "-namespace", "k8s.io", "-id", id("d"), "-address", "/run/c.sock")
+	shim.Args[0] = "/usr/bin/containerd-shim-runc-v2"
+	if _, err := shim.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	shimPID := a.Start(shim)
+
+	_, p := ask(t, Config{CNIBinDirs: []string{filepath.Join(dir, "bridge.d")}})
+	var got []claim.ProcessHit
+	for _, h := range p.Hits {
+		if h.Netns == a.ID && h.Via != "cgroup" {
+			got = append(got, h)
+		}
+	}
+	want := []claim.ProcessHit{
+		{ID: id("a"), PID: plugin, Netns: a.ID, Via: "cni"},
+		{ID: id("d"), PID: shimPID, Netns: a.ID, Via: "shim"},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if !slices.Contains(p.Shims, claim.Shim{PID: shimPID, ID: id("d"), Namespace: "k8s.io", Address: "/run/c.sock"}) {
+		t.Errorf("shims %+v", p.Shims)
+	}
+}
+
+func TestCgroupIsAHitWhileAProcessLives(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	base := "/sys/fs/cgroup"
+	if _, err := os.Stat(base + "/cgroup.procs"); err != nil {
+		if base = "/sys/fs/cgroup/pids"; os.MkdirAll(base, 0o755) != nil {
+			t.Skip("no cgroup file system")
+		}
+	}
+	id := strings.Repeat("e", 56) + fmt.Sprintf("%08x", os.Getpid())
+	dir := filepath.Join(base, "cri-containerd-"+id+".scope")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("cgroup: %v", err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	if _, err := os.Stat(dir + "/cgroup.procs"); err != nil {
+		t.Skipf("cgroup: %v", err)
+	}
+	a := netns.New(t)
+	pid, stop := a.Hold()
+	if err := os.WriteFile(dir+"/cgroup.procs", []byte(fmt.Sprint(pid)), 0o644); err != nil {
+		t.Skipf("cgroup: %v", err)
+	}
+	t.Cleanup(stop)
+	_, p := ask(t, Config{})
+	if !slices.Contains(p.Hits, claim.ProcessHit{ID: id, PID: pid, Netns: a.ID, Via: "cgroup"}) {
+		t.Errorf("no hit for %s among %d", id, len(p.Hits))
+	}
+	stop()
+	_, p = ask(t, Config{})
+	for _, h := range p.Hits {
+		if h.ID == id {
+			t.Errorf("the cgroup is empty, and still: %+v", h)
+		}
+	}
+}
