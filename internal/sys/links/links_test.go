@@ -36,7 +36,7 @@ func fakeProc(t testing.TB, mnt, net string) string {
 }
 
 func ownProc(t testing.TB) string {
-	return fakeProc(t, "/proc/self/ns/mnt", "/proc/self/ns/net")
+	return fakeProc(t, "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net")
 }
 
 // TestListWithoutNamespaces needs no privilege: nothing in there is a namespace.
@@ -44,7 +44,7 @@ func TestListWithoutNamespaces(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{
 		os.WriteFile(filepath.Join(dir, "plain"), nil, 0o600),
-		os.Symlink("/proc/self/ns/net", filepath.Join(dir, "link")),
+		os.Symlink("/proc/thread-self/ns/net", filepath.Join(dir, "link")),
 		os.Mkdir(filepath.Join(dir, "sub"), 0o700),
 		syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600),
 	} {
@@ -110,12 +110,12 @@ func TestNetns(t *testing.T) {
 	aPath, bPath := a.Path, b.Path
 	v := New(Config{
 		NetnsDirs: []string{dir, filepath.Join(base, "alias")},
-		Proc:      fakeProc(t, "/proc/self/ns/mnt", host.Path), Clock: frozen,
+		Proc:      fakeProc(t, "/proc/thread-self/ns/mnt", host.Path), Clock: frozen,
 	})
 
 	// Docker's "default", and a namespace of another type.
 	mount(t, host.Path, filepath.Join(dir, "default"))
-	mount(t, "/proc/self/ns/uts", filepath.Join(dir, "uts"))
+	mount(t, "/proc/thread-self/ns/uts", filepath.Join(dir, "uts"))
 
 	snap := v.List(ctx)
 	got := map[string]uint64{}
@@ -192,6 +192,7 @@ func TestNetnsInAnotherMountNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	strayed := strays(t, outer)
 	var tid int
 	var id uint64
 	ready, stop, ended := make(chan error, 1), make(chan struct{}), make(chan struct{})
@@ -232,7 +233,7 @@ func TestNetnsInAnotherMountNamespace(t *testing.T) {
 	}
 
 	task := fmt.Sprintf("/proc/self/task/%d/ns/", tid)
-	v := New(Config{NetnsDirs: []string{dir}, Proc: fakeProc(t, task+"mnt", "/proc/self/ns/net"), Clock: frozen})
+	v := New(Config{NetnsDirs: []string{dir}, Proc: fakeProc(t, task+"mnt", "/proc/thread-self/ns/net"), Clock: frozen})
 	snap := v.List(ctx)
 	if len(snap.Resources) != 1 || snap.Resources[0].Path != path || snap.Resources[0].NetnsID != id {
 		t.Fatalf("List = %+v", snap)
@@ -249,13 +250,13 @@ func TestNetnsInAnotherMountNamespace(t *testing.T) {
 	}
 	// No thread of ours stays in the other namespace but the test's own.
 	for range 50 {
-		if n := strays(t, outer); n == 1 {
+		if n := strays(t, outer); n == strayed+1 {
 			return
 		}
 		runtime.Gosched()
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.Errorf("%d threads in a foreign mount namespace, want the test's own", strays(t, outer))
+	t.Errorf("%d threads in a foreign mount namespace, want %d and the test's own", strays(t, outer), strayed)
 }
 
 func strays(t *testing.T, home string) int {
@@ -312,7 +313,7 @@ func TestVeths(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	v := New(Config{NetnsDirs: []string{t.TempDir()}, Proc: fakeProc(t, "/proc/self/ns/mnt", host.Path), Clock: frozen})
+	v := New(Config{NetnsDirs: []string{t.TempDir()}, Proc: fakeProc(t, "/proc/thread-self/ns/mnt", host.Path), Clock: frozen})
 	list := func() map[string]Veth {
 		t.Helper()
 		got, err := v.Veths(ctx)
