@@ -305,11 +305,7 @@ func (p *planner) plugin(conf *libcni.PluginConfig) {
 			return
 		}
 	}
-	runtimeConfig, err := p.runtimeConfig(conf)
-	if err != nil {
-		p.skip(typ, clean(err.Error()))
-		return
-	}
+	runtimeConfig := p.runtimeConfig(conf)
 	switch typ {
 	case "portmap":
 		if runtimeConfig["portMappings"] == nil && !hasFold(keys, "runtimeConfig") {
@@ -337,6 +333,7 @@ func (p *planner) plugin(conf *libcni.PluginConfig) {
 		p.skip(typ, whyNot(typ))
 		return
 	}
+	var err error
 	if call.Stdin, err = p.stdin(keys, runtimeConfig); err != nil {
 		p.skip(typ, clean(err.Error()))
 		return
@@ -356,18 +353,18 @@ func (p *planner) masquerade(call Call, k pluginKeys, ipam string) {
 	p.calls = append(p.calls, call)
 }
 
-// runtimeConfig filters the cached capability arguments by what the plugin declares.
-func (p *planner) runtimeConfig(conf *libcni.PluginConfig) (map[string]json.RawMessage, error) {
+// runtimeConfig filters the cached capability arguments by what the plugin declares. A null
+// is none: containerd writes one for every capability that a Pod does not use.
+func (p *planner) runtimeConfig(conf *libcni.PluginConfig) map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	for capability, on := range conf.Network.Capabilities {
 		if arg, ok := p.cached.CapabilityArgs[capability]; on && ok {
-			if len(arg) == 0 {
-				return nil, fmt.Errorf("capability argument %s is empty", quote(capability))
+			if len(arg) > 0 && string(arg) != "null" {
+				out[capability] = arg
 			}
-			out[capability] = arg
 		}
 	}
-	return out, nil
+	return out
 }
 
 // stdin builds the configuration as libcni does, without `ipam`. encoding/json, which

@@ -128,6 +128,7 @@ func TestPlanTable(t *testing.T) {
 		{"firewall without addresses", entry(t, list(`{"type":"firewall"}`), set("result", json.RawMessage(`{"cniVersion":"1.0.0"}`))), nil, "no"},
 		{"firewall of a version that gives DEL no result", entry(t, `{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"type":"firewall"}]}`), nil, "by address"},
 		{"no port mappings asked for", entry(t, chainOf("portmap"), set("capabilityArgs", nil)), nil, "no port mappings"},
+		{"port mappings null", entry(t, chainOf("portmap"), set("capabilityArgs", map[string]any{"portMappings": nil})), nil, "no port mappings"},
 		{"portMappings not declared", entry(t, list(`{"type":"portmap"}`)), nil, "no port mappings"},
 		{"flannel", entry(t, list(`{"type":"flannel"},{"type":"bandwidth"}`)), []string{"DEL bandwidth"}, "delegates"},
 		{"delegate in a plugin of the list", entry(t, list(`{"type":"tuning","Delegate":{"ipam":{"type":"host-local"}}}`)), nil, "delegates"},
