@@ -354,7 +354,7 @@ func (p *planner) masquerade(call Call, k pluginKeys, ipam string) {
 }
 
 // runtimeConfig filters the cached capability arguments by what the plugin declares. A null
-// is none: containerd writes one for every capability that a Pod does not use.
+// is none: containerd writes one where a Pod has nothing for it.
 func (p *planner) runtimeConfig(conf *libcni.PluginConfig) map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	for capability, on := range conf.Network.Capabilities {
