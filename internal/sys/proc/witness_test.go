@@ -108,15 +108,17 @@ func ask(t *testing.T, cfg Config) (*claim.KernelFacts, *claim.ProcessFacts) {
 // our namespaces for moments.
 func askUntil(t *testing.T, check func(k *claim.KernelFacts) string) {
 	t.Helper()
-	var last string
-	for range 30 {
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		k, _ := ask(t, Config{})
-		if last = check(k); last == "" {
+		last := check(k)
+		if last == "" {
 			return
 		}
-		time.Sleep(100 * time.Millisecond)
+		if time.Now().After(deadline) {
+			t.Error(last)
+			return
+		}
 	}
-	t.Error(last)
 }
 
 func isGone(id uint64) func(k *claim.KernelFacts) string {
