@@ -6,12 +6,16 @@ import "github.com/holdfast-cni/holdfast/internal/claim"
 //   - one live resource of an owner keeps all of that owner's: a dual-stack attachment
 //     whose IPv6 address went from the link, a second interface of a live sandbox;
 //   - within one attachment, what is in conflict, cannot be read or is held keeps the
-//     rest, since an attachment goes as a whole.
+//     rest, since an attachment goes as a whole;
+//   - a conflict keeps all of its owner's, who may be the one that is alive, and what
+//     keeps a reservation keeps its owner's cache entries, and with them DEL and veth.
 //
 // Owners are compared by whole container ID, never by Pod name (case F4).
 func gather(list []assessment, held func(*claim.Resource) string) {
 	alive := map[string]bool{}
 	stuck := map[claim.Attachment]string{}
+	conflict := map[string]string{}
+	kept := map[string]string{}
 	for i := range list {
 		a := &list[i]
 		for _, id := range a.r.Owner.Aliases() {
@@ -21,11 +25,18 @@ func gather(list []assessment, held func(*claim.Resource) string) {
 			case classConflict, classUnknown:
 				if a.r.Kind == claim.KindReservation {
 					stuck[attachment(a.r)] = a.why
+					kept[id] = a.why
+				}
+				if a.class == classConflict {
+					conflict[id] = a.why
 				}
 			}
 		}
 		if why := held(a.r); why != "" && a.r.Owner.Shape == claim.ShapeContainer {
 			stuck[attachment(a.r)] = why
+			for _, id := range a.r.Owner.Aliases() {
+				kept[id] = why
+			}
 		}
 	}
 	for i := range list {
@@ -41,7 +52,16 @@ func gather(list []assessment, held func(*claim.Resource) string) {
 		if a.class == classAlive || a.r.Owner.Shape != claim.ShapeContainer || held(a.r) != "" {
 			continue
 		}
-		if why := stuck[attachment(a.r)]; why != "" {
+		why := stuck[attachment(a.r)]
+		for _, id := range a.r.Owner.Aliases() {
+			if why == "" && a.r.Kind != claim.KindReservation {
+				why = kept[id]
+			}
+			if why == "" {
+				why = conflict[id]
+			}
+		}
+		if why != "" {
 			a.class, a.rule, a.why = classUnknown, "sibling-kept", "another reservation of the same attachment is kept: "+why
 		}
 	}
@@ -55,4 +75,34 @@ func attachment(r *claim.Resource) claim.Attachment {
 		t.Network = r.Store
 	}
 	return t
+}
+
+// together keeps what belongs to a reservation that does not go yet: a container that
+// was started again under its old ID (case F21) has a young reservation, and DEL or the
+// loss of its veth would hit the new run.
+func together(list []Finding) {
+	late := map[string]*Finding{}
+	for i := range list {
+		f := &list[i]
+		if f.Resource.Kind != claim.KindReservation || f.Releasable || f.Verdict == Missing {
+			continue
+		}
+		for _, id := range f.Resource.Owner.Aliases() {
+			if l := late[id]; l == nil || l.Wait >= 0 && (f.Wait < 0 || f.Wait > l.Wait) {
+				late[id] = f
+			}
+		}
+	}
+	for i := range list {
+		f := &list[i]
+		if f.Resource.Kind == claim.KindReservation || !f.Releasable {
+			continue
+		}
+		for _, id := range f.Resource.Owner.Aliases() {
+			if l := late[id]; l != nil {
+				f.Releasable, f.Wait = false, l.Wait
+				f.Verdict, f.Rule, f.Why = Suspect, "with-reservation", "goes together with "+l.Resource.Addr.String()+", which is "+l.Verdict.String()
+			}
+		}
+	}
 }

@@ -50,7 +50,21 @@ func Judge(c *Case) *Judgement {
 	}
 	s.keepUnlisted(old, out.Memory)
 	s.idleNetns(out, old)
+	together(out.Findings)
+	// Whoever the kernel cannot see may still have the address by its runtime's word, so
+	// nothing goes before that was asked.
+	if s.cri != nil && !s.cri.Detailed {
+		for i := range out.Findings {
+			if out.Findings[i].Releasable {
+				out.Findings[i].Releasable = false
+				out.Needs.Detail = true
+			}
+		}
+	}
 	s.missing(out)
+	if s.now.Boot == "" {
+		out.Memory = old // no instant can be remembered
+	}
 	return out
 }
 
@@ -85,8 +99,8 @@ func (s *scene) remember(a *assessment, prior Sighting, seen bool) Sighting {
 	if !seen {
 		next = Sighting{Key: Key{a.r.Path, a.r.Inc}, First: s.now}
 	}
-	if _, ok := s.now.Since(next.First); !ok && next.First.Boot == s.now.Boot {
-		next.First = s.now // from the future: dropped
+	if _, ok := s.now.Since(next.First); !ok && (next.First.Boot == s.now.Boot || next.First.Boot == "") {
+		next.First = s.now // from the future, or never read: dropped
 	}
 	switch a.class {
 	case classAlive, classConflict:
@@ -166,16 +180,16 @@ func (s *scene) conclude(a *assessment, sight Sighting) Finding {
 	}
 	elapsed, ok := s.now.Since(sight.Absent)
 	// Two sightings: the one that starts the run does not count for itself.
-	twice := ok && sight.Absent != s.now
+	twice := ok && sight.Absent.Mono != s.now.Mono
 	f.Wait = max(grace-elapsed, time.Nanosecond)
 	over := twice && elapsed >= grace
 	if over {
 		f.Wait = 0
 	}
 	switch {
-	case a.class == classOrphan:
+	case a.class == classOrphan && (s.c.Policy.Foreign || !isForeign(a.r)):
 		s.concludeOrphan(&f, a, over)
-	case a.r.Owner.Shape == claim.ShapeForeign && byAddress(a.r):
+	case isForeign(a.r):
 		f.Verdict, f.Rule = Foreign, "foreign-owner"
 		f.Why = "its owner is no container ID; --foreign releases it by its address"
 		f.Releasable = over && s.c.Policy.Foreign
@@ -196,6 +210,10 @@ func (s *scene) conclude(a *assessment, sight Sighting) Finding {
 		f.Why = fmt.Sprintf("every witness says absent; must stay so for another %s", f.Wait.Round(time.Second))
 	}
 	return f
+}
+
+func isForeign(r *claim.Resource) bool {
+	return r.Kind == claim.KindReservation && r.Owner.Shape == claim.ShapeForeign
 }
 
 // concludeOrphan: the address sits in a namespace that no process uses and no

@@ -20,36 +20,62 @@ func (s *scene) missing(out *Judgement) {
 	if s.kernel == nil || s.process == nil {
 		return
 	}
-	taken := map[netip.Addr]bool{}
+	taken := map[string]bool{}
 	reserved := func(snap *claim.Snapshot) {
 		for i := range snap.Resources {
-			if r := &snap.Resources[i]; r.Kind == claim.KindReservation {
-				taken[r.Addr] = true
+			r := &snap.Resources[i]
+			if r.Kind != claim.KindReservation {
+				continue
+			}
+			// In this store by whomever, or by the same owner in any store (a renamed
+			// network: case L15).
+			taken[r.Store+"\x00"+r.Addr.String()] = true
+			taken["\x00"+r.Addr.String()] = true
+			for _, id := range r.Owner.Aliases() {
+				taken[id+"\x00"+r.Addr.String()] = true
 			}
 		}
 	}
 	for i := range s.c.Snapshots {
 		reserved(&s.c.Snapshots[i])
 	}
-	if s.c.Relisted != nil {
-		reserved(s.c.Relisted)
+	again := s.relisted()
+	if again != nil {
+		reserved(again)
 	}
 	found := s.missingByCache(taken)
-	found = append(found, s.missingByKernel(taken, found)...)
+	found = append(found, s.missingByKernel(taken)...)
 	if len(found) == 0 {
 		return
 	}
-	if s.c.Relisted == nil {
+	if again == nil {
 		out.Needs.Relist = true
 		return
 	}
+	found = slices.DeleteFunc(found, func(f Finding) bool {
+		return slices.ContainsFunc(again.Stores, func(st claim.Store) bool { return st.Dir == f.Resource.Store && st.Problem != "" })
+	})
 	slices.SortFunc(found, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Resource.Store, b.Resource.Store), a.Resource.Addr.Compare(b.Resource.Addr))
 	})
 	out.Findings = append(out.Findings, found...)
 }
 
-func (s *scene) missingByCache(taken map[netip.Addr]bool) []Finding {
+// relisted is the second listing, if it was made after every witness was asked.
+func (s *scene) relisted() *claim.Snapshot {
+	r := s.c.Relisted
+	if r == nil {
+		return nil
+	}
+	for _, t := range s.c.Testimonies {
+		if _, ok := r.Listed.Since(t.Asked); !ok && t.State == claim.StateComplete {
+			return nil
+		}
+	}
+	return r
+}
+
+func (s *scene) missingByCache(taken map[string]bool) []Finding {
 	var found []Finding
 	for i := range s.c.Snapshots {
 		for j := range s.c.Snapshots[i].Resources {
@@ -63,10 +89,12 @@ func (s *scene) missingByCache(taken map[netip.Addr]bool) []Finding {
 			}
 			dir := path.Join(e.Cache.DataDir, e.Network)
 			for _, addr := range e.Cache.Addrs {
-				if st := s.stores[dir]; taken[addr] || st != nil && st.Problem != "" || !claim.KernelSpeaksFor(addr) {
+				addr = plain(addr)
+				here, own := dir+"\x00"+addr.String(), e.Owner.ID+"\x00"+addr.String()
+				if st := s.stores[dir]; taken[here] || taken[own] || st != nil && st.Problem != "" || !claim.KernelSpeaksFor(addr) {
 					continue
 				}
-				taken[addr] = true
+				taken[here], taken["\x00"+addr.String()] = true, true
 				found = append(found, s.missingFinding(dir, e.Network, addr, e.Owner, says))
 			}
 		}
@@ -87,7 +115,7 @@ func (s *scene) aliveSays(o claim.Owner) []Say {
 			}
 		}
 		for _, n := range s.homes[id] {
-			if n.Used() {
+			if s.used(n) {
 				says = append(says, Say{claim.WitnessKernel, Alive, "its network namespace " + s.describe(n) + " is in use"})
 			}
 		}
@@ -95,7 +123,7 @@ func (s *scene) aliveSays(o claim.Owner) []Say {
 	return says
 }
 
-func (s *scene) missingByKernel(taken map[netip.Addr]bool, already []Finding) []Finding {
+func (s *scene) missingByKernel(taken map[string]bool) []Finding {
 	var found []Finding
 	var stores []*claim.Store
 	for i := range s.c.Snapshots {
@@ -107,23 +135,25 @@ func (s *scene) missingByKernel(taken map[netip.Addr]bool, already []Finding) []
 	}
 	for i := range s.kernel.Netns {
 		n := &s.kernel.Netns[i]
-		if n.Host || !n.Used() && len(s.tenants[n.ID]) == 0 {
+		if n.Host || !s.used(n) && len(s.tenants[n.ID]) == 0 {
 			continue
 		}
 		for _, a := range n.Addrs {
-			if taken[a.Addr] {
+			addr := plain(a.Addr)
+			// Reserved somewhere: by whom is for the judge of that file to say.
+			if taken["\x00"+addr.String()] {
 				continue
 			}
 			for _, st := range stores {
-				if !slices.ContainsFunc(st.Ranges, func(r claim.Range) bool { return r.Contains(a.Addr) && r.Gateway != a.Addr }) {
+				if !slices.ContainsFunc(st.Ranges, func(r claim.Range) bool { return r.Contains(addr) && r.Gateway != addr }) {
 					continue
 				}
-				taken[a.Addr] = true
+				taken["\x00"+addr.String()] = true
 				o := claim.Owner{}
 				if t := s.tenants[n.ID]; len(t) > 0 {
 					o = claim.Owner{Shape: claim.ShapeContainer, ID: t[0], IfName: a.If}
 				}
-				found = append(found, s.missingFinding(st.Dir, st.Network, a.Addr, o,
+				found = append(found, s.missingFinding(st.Dir, st.Network, addr, o,
 					[]Say{{claim.WitnessKernel, Alive, s.describe(n) + " holds the address on " + fmt.Sprintf("%q", a.If)}}))
 				break
 			}
@@ -161,7 +191,7 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 		for j := range s.c.Snapshots[i].Resources {
 			r := &s.c.Snapshots[i].Resources[j]
 			n := s.byID[r.NetnsID]
-			if r.Kind != claim.KindNetns || n == nil || n.Used() || n.Host || explained[n.ID] || !runtimeNamed(n) {
+			if r.Kind != claim.KindNetns || n == nil || s.used(n) || explained[n.ID] || !runtimeNamed(n) {
 				continue
 			}
 			a := assessment{r: r, witnesses: s.witnessSet()}

@@ -33,13 +33,17 @@ type scene struct {
 	tenants map[uint64][]string
 	// homes is the inverse of tenants.
 	homes map[string][]*claim.Netns
-	// ownAddrs: addresses that an ID has reserved, in any store.
+	// ownAddrs: addresses that an ID has reserved, in any store. claims: IDs that a
+	// reservation, a cache entry or a sandbox's status says have an address.
 	ownAddrs map[string][]netip.Addr
+	claims   map[netip.Addr][]string
 	pods     map[string]claim.Pod
 
 	stores map[string]*claim.Store
 	past   map[string]bool // boots proven past
-	now    claim.Instant
+	// occupied are namespaces in which the process witness saw some container's process.
+	occupied map[uint64]bool
+	now      claim.Instant
 }
 
 func newScene(c *Case) *scene {
@@ -48,13 +52,23 @@ func newScene(c *Case) *scene {
 		silent: map[string]string{}, byAddr: map[netip.Addr][]*claim.Netns{}, byID: map[uint64]*claim.Netns{},
 		byMount: map[string]*claim.Netns{}, hits: map[string][]claim.ProcessHit{}, sandboxes: map[string][]*claim.Sandbox{},
 		tenants: map[uint64][]string{}, homes: map[string][]*claim.Netns{}, ownAddrs: map[string][]netip.Addr{},
-		pods: map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{},
+		claims: map[netip.Addr][]string{},
+		pods:   map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{}, occupied: map[uint64]bool{},
 	}
-	for _, w := range []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI, claim.WitnessBoot} {
+	// Whoever is required and never heard is silent, also a witness that this version
+	// does not know.
+	for _, w := range append([]string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI, claim.WitnessBoot}, c.Policy.Required...) {
 		s.silent[w] = "was not asked"
 	}
+	heard := map[string]bool{}
 	for i := range c.Testimonies {
-		s.hear(&c.Testimonies[i])
+		t := &c.Testimonies[i]
+		if heard[t.Witness] {
+			s.mute(t.Witness, "answered twice")
+			continue
+		}
+		heard[t.Witness] = true
+		s.hear(t)
 	}
 	s.contradictCRI()
 	s.index()
@@ -79,33 +93,66 @@ func (s *scene) hear(t *claim.Testimony) {
 		why = s.tooEarly(t)
 	}
 	if why == "" {
-		switch {
-		case t.Witness == claim.WitnessKernel && t.Kernel != nil:
-			s.kernel = t.Kernel
-		case t.Witness == claim.WitnessProcess && t.Process != nil:
-			s.process = t.Process
-		case t.Witness == claim.WitnessCRI && t.CRI != nil:
-			s.cri = t.CRI
-		case t.Witness == claim.WitnessBoot && t.Boot != nil:
-			if t.Boot.Current != s.now.Boot {
-				why = "the boot ID changed while the witnesses were asked"
-				break
-			}
-			s.boot = t.Boot
-			for _, b := range t.Boot.Past {
-				if b != t.Boot.Current {
-					s.past[b] = true
-				}
-			}
-		default:
-			why = "says complete but gave no facts"
-		}
+		why = s.take(t)
 	}
 	if why != "" {
-		s.silent[t.Witness] = why
+		s.mute(t.Witness, why)
 		return
 	}
 	delete(s.silent, t.Witness)
+}
+
+// mute makes a witness silent: what it said before does not count either.
+func (s *scene) mute(witness, why string) {
+	s.silent[witness] = why
+	switch witness {
+	case claim.WitnessKernel:
+		s.kernel = nil
+	case claim.WitnessProcess:
+		s.process = nil
+	case claim.WitnessCRI:
+		s.cri = nil
+	case claim.WitnessBoot:
+		s.boot, s.past = nil, map[string]bool{}
+	}
+}
+
+// take keeps the facts of a complete testimony, or says why they cannot be true.
+func (s *scene) take(t *claim.Testimony) string {
+	switch {
+	case t.Witness == claim.WitnessKernel && t.Kernel != nil:
+		if !slices.ContainsFunc(t.Kernel.Netns, func(n claim.Netns) bool { return n.Host }) {
+			return "did not see the host's own network namespace"
+		}
+		s.kernel = t.Kernel
+	case t.Witness == claim.WitnessProcess && t.Process != nil:
+		s.process = t.Process
+	case t.Witness == claim.WitnessCRI && t.CRI != nil:
+		complete := false
+		for _, rt := range t.CRI.Runtimes {
+			if rt.State != claim.StateComplete && (rt.Named || rt.Known || rt.State != claim.StateNone) {
+				return rt.Endpoint + " is required and gave no answer"
+			}
+			complete = complete || rt.State == claim.StateComplete
+		}
+		if !complete {
+			return "no runtime answered"
+		}
+		s.cri = t.CRI
+	case t.Witness == claim.WitnessBoot && t.Boot != nil:
+		if t.Boot.Current == "" || t.Boot.Current != s.now.Boot {
+			return "the boot ID changed while the witnesses were asked"
+		}
+		s.boot = t.Boot
+		for _, b := range t.Boot.Past {
+			if b != t.Boot.Current && b != "" {
+				s.past[b] = true
+			}
+		}
+	default:
+		return "says complete but gave no facts that are known here"
+	}
+	return ""
 }
 
 // tooEarly is I6: a witness that was asked before an inventory was listed cannot
@@ -116,6 +163,9 @@ func (s *scene) tooEarly(t *claim.Testimony) string {
 		if l.Boot != t.Asked.Boot || t.Asked.Boot != s.now.Boot || t.Asked.Boot == "" {
 			return "was asked in another boot than the inventory was listed in"
 		}
+		if t.Asked.Mono > s.now.Mono {
+			return "was asked in the future"
+		}
 		if t.Asked.Mono < l.Mono {
 			return "was asked before the inventory " + s.c.Snapshots[i].Source + " was listed"
 		}
@@ -123,30 +173,36 @@ func (s *scene) tooEarly(t *claim.Testimony) string {
 	return ""
 }
 
-// contradictCRI: a runtime that lists no sandbox at all while its own shims hold
-// containers has lost its memory or has not read it yet (aws-cni #711, case F6).
+// contradictCRI: a runtime that lists no sandbox at all while shims of Kubernetes hold
+// containers has lost its memory or has not read it yet (aws-cni #711, case F6). Shims
+// of another runtime that answered do not count; all others do, since a socket may be
+// seen here at another path than its shims name.
 func (s *scene) contradictCRI() {
 	if s.cri == nil || s.process == nil {
 		return
 	}
+	others := map[string]bool{}
+	for _, b := range s.cri.Sandboxes {
+		others[socketOf(b.Endpoint)] = true
+	}
 	for _, rt := range s.cri.Runtimes {
-		if rt.State != claim.StateComplete || slices.ContainsFunc(s.cri.Sandboxes, func(b claim.Sandbox) bool { return b.Endpoint == rt.Endpoint }) {
+		if rt.State != claim.StateComplete || others[socketOf(rt.Endpoint)] {
 			continue
 		}
-		sock := normalise(strings.TrimPrefix(rt.Endpoint, "unix://"))
 		n := 0
 		for _, sh := range s.process.Shims {
-			if sh.Namespace == "k8s.io" && normalise(strings.TrimPrefix(sh.Address, "unix://")) == sock {
+			if sh.Namespace == "k8s.io" && !others[socketOf(sh.Address)] {
 				n++
 			}
 		}
 		if n > 0 {
-			s.cri = nil
-			s.silent[claim.WitnessCRI] = fmt.Sprintf("%s lists no sandbox while %d of its shims run: not believed", rt.Endpoint, n)
+			s.mute(claim.WitnessCRI, fmt.Sprintf("%s lists no sandbox while %d shims run: not believed", rt.Endpoint, n))
 			return
 		}
 	}
 }
+
+func socketOf(endpoint string) string { return normalise(strings.TrimPrefix(endpoint, "unix://")) }
 
 // normalise makes two spellings of a path comparable: /var/run is /run, and trailing
 // ".ttrpc" of a shim's runtime address is dropped.
@@ -179,6 +235,12 @@ func (s *scene) index() {
 			for _, id := range r.Owner.Aliases() {
 				if r.Kind == claim.KindReservation {
 					s.ownAddrs[id] = append(s.ownAddrs[id], r.Addr)
+					s.claims[r.Addr] = append(s.claims[r.Addr], id)
+				}
+				if r.Cache != nil {
+					for _, a := range r.Cache.Addrs {
+						s.claims[plain(a)] = append(s.claims[plain(a)], id)
+					}
 				}
 				if r.Cache != nil && r.Cache.Pod.Name != "" {
 					s.pods[id] = r.Cache.Pod
@@ -192,11 +254,15 @@ func (s *scene) index() {
 			s.sandboxes[b.ID] = append(s.sandboxes[b.ID], b)
 			attachments[b.ID] = true
 			s.pods[b.ID] = b.Pod
+			for _, a := range b.Addrs {
+				s.claims[plain(a)] = append(s.claims[plain(a)], b.ID)
+			}
 		}
 	}
 	if s.process != nil {
 		for _, h := range s.process.Hits {
 			s.hits[h.ID] = append(s.hits[h.ID], h)
+			s.occupied[h.Netns] = true
 		}
 	}
 	if s.kernel == nil {
@@ -209,8 +275,8 @@ func (s *scene) index() {
 			s.byMount[normalise(m)] = n
 		}
 		for _, a := range n.Addrs {
-			if !slices.Contains(s.byAddr[a.Addr], n) {
-				s.byAddr[a.Addr] = append(s.byAddr[a.Addr], n)
+			if addr := plain(a.Addr); !slices.Contains(s.byAddr[addr], n) {
+				s.byAddr[addr] = append(s.byAddr[addr], n)
 			}
 		}
 	}
@@ -249,6 +315,52 @@ func (s *scene) attribute(attachments map[string]bool) {
 			}
 		}
 	}
+}
+
+// plain is an address as reservations spell it: unmapped, without zone.
+func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+// used reports whether any witness saw a process in n or holding it.
+func (s *scene) used(n *claim.Netns) bool { return n.Host || n.Used() || s.occupied[n.ID] }
+
+// living reports whether anything says that a container is alive: a process, a runtime
+// that lists it in whatever state, a namespace of its own in use.
+func (s *scene) living(id string) bool {
+	return len(s.hits[id]) > 0 || len(s.sandboxes[id]) > 0 ||
+		slices.ContainsFunc(s.homes[id], s.used)
+}
+
+// claimedBy returns a living container, other than ids, that is said to have addr, and
+// whether it has a reservation of its own for it.
+func (s *scene) claimedBy(addr netip.Addr, ids []string) (id string, own bool) {
+	for _, c := range s.claims[addr] {
+		if slices.Contains(ids, c) || !s.living(c) {
+			continue
+		}
+		if !slices.Contains(s.ownAddrs[c], addr) {
+			return c, false
+		}
+		id, own = c, true
+	}
+	return id, own
+}
+
+// livesIn returns a living container that n may belong to: one that is known to be in
+// it, or that is said to have one of its addresses.
+func (s *scene) livesIn(n *claim.Netns) string {
+	for _, id := range s.tenants[n.ID] {
+		if s.living(id) {
+			return id
+		}
+	}
+	for _, a := range n.Addrs {
+		for _, id := range s.claims[plain(a.Addr)] {
+			if s.living(id) {
+				return id
+			}
+		}
+	}
+	return ""
 }
 
 var procPath = regexp.MustCompile(`^/proc/`)

@@ -3,6 +3,7 @@ package verdict
 import (
 	"fmt"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 
@@ -58,9 +59,11 @@ func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment 
 		a.rule, a.why = "unreadable", "could not be read: "+r.Problem
 		return a
 	}
-	if st := s.stores[r.Store]; st != nil && st.Problem != "" {
-		a.rule, a.why = "store-incomplete", "its directory could not be listed whole: "+st.Problem
-		return a
+	for _, dir := range s.dirsOf(r) {
+		if st := s.stores[dir]; st != nil && st.Problem != "" {
+			a.rule, a.why = "store-incomplete", dir+" could not be listed whole: "+st.Problem
+			return a
+		}
 	}
 	if r.Kind == claim.KindCache && r.Owner.Shape != claim.ShapeContainer {
 		a.rule, a.why = "no-owner", "a cache entry that names no container"
@@ -82,7 +85,7 @@ func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment 
 		a.class, a.rule, a.why = classAlive, "process-alive", "a live process belongs to its container"
 	case cri == Alive:
 		a.class, a.rule, a.why = classAlive, "sandbox-listed", "its runtime lists the sandbox"
-	case kernel == Alive && slices.ContainsFunc(homes, func(n *claim.Netns) bool { return n.Used() || n.Host }):
+	case kernel == Alive && slices.ContainsFunc(homes, s.used):
 		a.class, a.rule, a.why = classAlive, "address-held", "a network namespace in use holds the address"
 		if !s.holds(homes, r.Addr) {
 			a.why = "its network namespace is in use"
@@ -97,7 +100,40 @@ func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment 
 	default:
 		a.class = classAbsent
 	}
+	if a.class == classAbsent || a.class == classOrphan {
+		s.claimed(&a, ids)
+	}
 	return a
+}
+
+// claimed: a living container is said to have the address, by its runtime's status or
+// by its cached result, though the kernel does not show it (gVisor, vfio: case F20).
+// Without a reservation of its own (case F12) this one's would be its only guard.
+func (s *scene) claimed(a *assessment, ids []string) {
+	if a.r.Kind != claim.KindReservation {
+		return
+	}
+	other, own := s.claimedBy(a.r.Addr, ids)
+	switch {
+	case other == "":
+	case own:
+		a.shared = true
+	default:
+		a.class, a.rule, a.holder = classConflict, "claimed-by-other", other
+		a.why = "the address belongs to the living " + short(other) + ", which has no reservation for it"
+		if byAddress(a.r) {
+			a.class, a.why = classAlive, "the address belongs to the living "+short(other)
+		}
+	}
+}
+
+// dirsOf are the directories that must have been listed whole to speak of r: its own,
+// and for a cache entry that of its reservations.
+func (s *scene) dirsOf(r *claim.Resource) []string {
+	if r.Cache != nil && r.Cache.DataDir != "" {
+		return []string{r.Store, path.Join(r.Cache.DataDir, r.Network)}
+	}
+	return []string{r.Store}
 }
 
 // cannotSay gives the detail of the first silent word.
@@ -149,6 +185,9 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 		}
 	}
 	if r.Kind != claim.KindReservation {
+		if holders := s.cacheHolders(r, ids, homes); len(holders) > 0 {
+			return a.say(claim.WitnessKernel, Alive, "%s holds an address of its result", s.describe(holders[0])), append(homes, holders...)
+		}
 		if len(homes) > 0 {
 			return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists", s.describe(homes[0])), homes
 		}
@@ -187,6 +226,27 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 		return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists, without the address", s.describe(homes[0])), homes
 	}
 	return a.say(claim.WitnessKernel, Absent, "no network namespace of this node holds %s", r.Addr), nil
+}
+
+// cacheHolders returns the namespaces that hold an address of a cached result, without
+// one that is known to be another's who reserved it: the container may live there though
+// its netns path says nothing any more (case F13).
+func (s *scene) cacheHolders(r *claim.Resource, ids []string, homes []*claim.Netns) []*claim.Netns {
+	if r.Cache == nil {
+		return nil
+	}
+	var out []*claim.Netns
+	for _, addr := range r.Cache.Addrs {
+		as := *r
+		as.Addr = plain(addr)
+		holders := s.byAddr[as.Addr]
+		for _, n := range holders {
+			if _, excused := s.otherTenant(&as, n, ids, homes); (!excused || len(holders) > 1) && !slices.Contains(out, n) {
+				out = append(out, n)
+			}
+		}
+	}
+	return out
 }
 
 // otherTenant says which other attachment the holder n belongs to: "" when it is the
@@ -265,6 +325,9 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 	if stale != nil {
 		if s.aliveElsewhere(ids) {
 			return a.say(claim.WitnessCRI, Alive, "%s lists it, NotReady, and it is not dead otherwise", stale.Endpoint)
+		}
+		if !s.cri.Detailed {
+			return a.say(claim.WitnessCRI, Silent, "%s lists it, NotReady, and was not asked yet for its network namespace", stale.Endpoint)
 		}
 		if waits {
 			a.slow = true
@@ -347,6 +410,10 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 	for _, n := range homes {
 		if b := s.sandboxIn(n); b != nil {
 			a.class, a.rule, a.why = classAlive, "sandbox-netns", "sandbox "+short(b.ID)+" has this network namespace"
+			return
+		}
+		if id := s.livesIn(n); id != "" {
+			a.class, a.rule, a.why = classAlive, "netns-of-living", "its network namespace may be that of the living "+short(id)
 			return
 		}
 		a.netns = append(a.netns, s.pin(n))
