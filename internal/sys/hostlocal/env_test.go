@@ -174,7 +174,7 @@ func fileSystems(t *testing.T, prepare func(t *testing.T, dir string), f func(t 
 		}
 		prepare(t, filepath.Join(base, "lower"))
 		dir := filepath.Join(base, "m")
-		mount(t, "overlay", dir, 0, fmt.Sprintf("lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work", base, base, base))
+		mount(t, "overlay", dir, 0, fmt.Sprintf("xino=off,lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work", base, base, base))
 		f(t, dir)
 	})
 }

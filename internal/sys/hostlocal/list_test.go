@@ -172,9 +172,15 @@ func TestReadEntryWithoutType(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// And when the name was replaced after the look: the descriptor tells.
-	if _, _, err := readReservation(fd, "10.0.0.3", make([]byte, maxContent+1)); !isOtherFile(err) {
-		t.Errorf("FIFO: %v", err)
+	// And when the name was replaced after the look: the descriptor tells, and a link
+	// is not followed.
+	if err := os.Symlink("10.0.0.2", filepath.Join(store, "10.0.0.5")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"10.0.0.3", "10.0.0.5"} {
+		if _, _, err := readReservation(fd, name, make([]byte, maxContent+1)); !isOtherFile(err) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -313,6 +319,19 @@ func TestListUnreadable(t *testing.T) {
 			}
 		}
 	})
+	t.Run("cut off in the middle", func(t *testing.T) {
+		// What was read before is no whole listing either.
+		half := fill(t, 300)
+		snap := New(Config{DataDirs: []string{filepath.Dir(half)}, Clock: now}).List(&endingContext{Context: t.Context()})
+		if len(snap.Stores) != 1 || snap.Stores[0].Problem == "" || len(snap.Resources) != 300 {
+			t.Fatalf("%v, %d resources", snap.Stores, len(snap.Resources))
+		}
+		for _, r := range snap.Resources {
+			if r.Problem == "" {
+				t.Fatalf("%s has no problem", r.Path)
+			}
+		}
+	})
 	t.Run("permissions", func(t *testing.T) {
 		if os.Geteuid() == 0 {
 			t.Skip("root reads everything")
@@ -337,6 +356,19 @@ func TestListUnreadable(t *testing.T) {
 			}
 		}
 	})
+}
+
+// endingContext ends after it was asked once.
+type endingContext struct {
+	context.Context
+	asked int
+}
+
+func (c *endingContext) Err() error {
+	if c.asked++; c.asked > 1 {
+		return context.Canceled
+	}
+	return nil
 }
 
 func TestListReadOnly(t *testing.T) {

@@ -59,6 +59,7 @@ type waiter struct {
 	done chan error // 1 deep
 
 	mu        sync.Mutex
+	granted   time.Time // set before done is sent
 	abandoned bool
 	finished  bool // fd is closed
 }
@@ -73,6 +74,7 @@ func (w *waiter) wait() {
 		w.finished = true
 		return
 	}
+	w.granted = time.Now()
 	w.done <- err
 }
 
@@ -104,6 +106,8 @@ func (w *waiter) adopt() bool {
 type held struct {
 	fd   int
 	turn chan struct{}
+	// late is how long we had it before lockDir returned.
+	late time.Duration
 }
 
 // release gives the lock back.
@@ -159,7 +163,7 @@ func (l *locker) lockDir(ctx context.Context, dir storeDir, wait time.Duration, 
 			return fail(ctx.Err())
 		}
 	}
-	fd, err := d.acquire(ctx, dir.fd, timer.C)
+	fd, since, err := d.acquire(ctx, dir.fd, timer.C)
 	if err != nil {
 		<-d.turn
 		if err == errTimeout {
@@ -167,15 +171,17 @@ func (l *locker) lockDir(ctx context.Context, dir storeDir, wait time.Duration, 
 		}
 		return fail(err)
 	}
-	return &held{fd, d.turn}, nil
+	return &held{fd, d.turn, time.Since(since)}, nil
 }
 
-// acquire is called with the turn held and returns the locked descriptor.
-func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Time) (int, error) {
+// acquire is called with the turn held and returns the locked descriptor, and since
+// when it is locked.
+func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Time) (int, time.Time, error) {
+	var never time.Time
 	for {
 		select {
 		case <-timeout: // the file may be replaced over and over
-			return -1, errTimeout
+			return -1, never, errTimeout
 		default:
 		}
 		w := d.left
@@ -183,11 +189,11 @@ func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Ti
 		if w == nil || !w.adopt() {
 			fd, err := openLock(dirfd)
 			if err != nil {
-				return -1, err
+				return -1, never, err
 			}
 			if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
 				if sameLock(dirfd, fd) {
-					return fd, nil
+					return fd, time.Now(), nil
 				}
 				unix.Close(fd)
 				continue
@@ -199,11 +205,11 @@ func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Ti
 		select {
 		case err := <-w.done:
 			if err == nil && sameLock(dirfd, w.fd) {
-				return w.fd, nil
+				return w.fd, w.granted, nil
 			}
 			unix.Close(w.fd)
 			if err != nil {
-				return -1, err
+				return -1, never, err
 			}
 			continue
 		case <-timeout:
@@ -213,7 +219,7 @@ func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Ti
 		}
 		w.abandon()
 		d.left = w
-		return -1, why
+		return -1, never, why
 	}
 }
 

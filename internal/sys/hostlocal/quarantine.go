@@ -155,7 +155,9 @@ func (q *Quarantine) outside(qfd int, dirs ...string) error {
 // is Inc.Sum). An error means that it could not be told; then nothing is known.
 //
 // A link made by an unfinished move changes the original's ctime; it counts as the
-// judged one when the quarantine file is the same inode with the same content.
+// judged one when the quarantine file is the same inode with the same content. The
+// device number is not compared here: disks and overlays get others at a reboot, and
+// taking a standing original for a released one would be the worse mistake.
 func (q *Quarantine) Place(m Move) (origin, quarantined bool, err error) {
 	if !releaseID.MatchString(m.ReleaseID) {
 		return false, false, &Error{"place", m.ReleaseID, errReleaseID}
@@ -170,7 +172,9 @@ func (q *Quarantine) Place(m Move) (origin, quarantined bool, err error) {
 		return false, false, err
 	}
 	quarantined = qThere && qInc.Sum == m.Inc.Sum && qInc.Size == m.Inc.Size
-	origin = oThere && oInc == m.Inc
+	judged := m.Inc
+	judged.Dev = oInc.Dev
+	origin = oThere && oInc == judged
 	if quarantined && oThere && oInc == qInc {
 		origin = true
 	}

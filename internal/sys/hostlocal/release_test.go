@@ -34,6 +34,18 @@ func newBench(t *testing.T, dir string) bench {
 	return b
 }
 
+// separate puts the quarantine on another file system, or on another mount of the same
+// one: there st_dev agrees and only the rename says EXDEV.
+func (b bench) separate(t *testing.T, where string) {
+	t.Helper()
+	switch where {
+	case "EXDEV":
+		mount(t, "tmpfs", b.q.Dir, 0, "size=1m")
+	case "bind":
+		mount(t, t.TempDir(), b.q.Dir, unix.MS_BIND, "")
+	}
+}
+
 func (b bench) path(name string) string { return filepath.Join(b.store, name) }
 
 func (b bench) inQ(m Move) string { return filepath.Join(b.q.Dir, m.ReleaseID) }
@@ -126,13 +138,11 @@ func TestRelease(t *testing.T) {
 		{"nothing judged", func(t *testing.T, b bench, m *Move) { m.Inc.Sum = "" }, Changed, true},
 	}
 	for _, tt := range tests {
-		for _, where := range []string{"same file system", "EXDEV"} {
+		for _, where := range []string{"same file system", "EXDEV", "bind"} {
 			t.Run(where+"/"+tt.name, func(t *testing.T) {
 				dir := t.TempDir()
 				b := newBench(t, dir)
-				if where == "EXDEV" {
-					mount(t, "tmpfs", b.q.Dir, 0, "size=1m")
-				}
+				b.separate(t, where)
 				m := b.moves["10.0.0.2"]
 				orig := m.Path
 				tt.before(t, b, &m)
@@ -272,12 +282,10 @@ func TestReleaseReadOnly(t *testing.T) {
 // An immutable directory gives EPERM on every removal, also to root.
 func TestReleaseImmutable(t *testing.T) {
 	const immutable = 0x10 // FS_IMMUTABLE_FL
-	for _, where := range []string{"same file system", "EXDEV"} {
+	for _, where := range []string{"same file system", "EXDEV", "bind"} {
 		t.Run(where, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			if where == "EXDEV" {
-				mount(t, "tmpfs", b.q.Dir, 0, "size=1m")
-			}
+			b.separate(t, where)
 			dir := openStore(t, b.store)
 			flags, err := unix.IoctlGetInt(dir.fd, unix.FS_IOC_GETFLAGS)
 			if err == nil {
@@ -301,12 +309,10 @@ func TestReleaseImmutable(t *testing.T) {
 }
 
 func TestReleaseLocked(t *testing.T) {
-	for _, where := range []string{"same file system", "EXDEV"} {
+	for _, where := range []string{"same file system", "EXDEV", "bind"} {
 		t.Run(where, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			if where == "EXDEV" {
-				mount(t, "tmpfs", b.q.Dir, 0, "size=1m")
-			}
+			b.separate(t, where)
 			b.q.Wait = 50 * time.Millisecond
 			pid, _ := lockElsewhere(t, b.path(lockName))
 			moves := []Move{b.moves["10.0.0.2"], b.moves["10.0.0.3"]}
@@ -459,6 +465,17 @@ func TestReleasePutsBackAnotherFile(t *testing.T) {
 	}
 	defer unix.Close(qfd)
 	r := releaseRun{q: b.q, store: openStore(t, b.store), qfd: qfd, moves: []Move{m}, out: make([]Outcome, 1), buf: make([]byte, maxContent+1)}
+	// Another inode with the judged content: what overlay may make of a copied-up file.
+	put(t, b.inQ(m), hexID64+"\r\neth0")
+	if err := os.Rename(m.Path, b.path("x")); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := r.moved(0); s != Moved || err != nil {
+		t.Errorf("%s, %v", s, err)
+	}
+	if err := os.Remove(b.inQ(m)); err != nil {
+		t.Fatal(err)
+	}
 	put(t, b.path("x"), "another")
 	if err := errors.Join(os.Rename(b.path("x"), m.Path), os.Rename(m.Path, b.inQ(m))); err != nil {
 		t.Fatal(err)

@@ -45,12 +45,10 @@ func TestRestore(t *testing.T) {
 		}, fs.ErrNotExist, true, "-"},
 	}
 	for _, tt := range tests {
-		for _, where := range []string{"same file system", "EXDEV"} {
+		for _, where := range []string{"same file system", "EXDEV", "bind"} {
 			t.Run(where+"/"+tt.name, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				if where == "EXDEV" {
-					mount(t, "tmpfs", b.q.Dir, 0, "size=1m")
-				}
+				b.separate(t, where)
 				old := time.Unix(1_600_000_000, 123456789)
 				if err := errors.Join(os.Chmod(b.path("10.0.0.2"), 0o640), os.Chtimes(b.path("10.0.0.2"), old, old)); err != nil {
 					t.Fatal(err)
@@ -231,6 +229,14 @@ func TestCrashRules(t *testing.T) {
 			}
 		})
 	}
+	t.Run("another device number after a reboot", func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		m := b.moves["10.0.0.2"]
+		m.Inc.Dev++
+		b.wantPlace(t, m, true, false)
+		m.Inc.Ctime++
+		b.wantPlace(t, m, false, false)
+	})
 	t.Run("quarantine missing", func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.wantPlace(t, b.moves["10.0.0.2"], true, false)
