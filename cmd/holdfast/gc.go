@@ -219,7 +219,7 @@ func (r *sweepRun) due() time.Duration {
 func (a *app) waitFor(ctx context.Context, r *sweepRun, d time.Duration) error {
 	n := 0
 	for i := range r.audit.Judgement.Findings {
-		if f := &r.audit.Judgement.Findings[i]; f.Wait > 0 && !f.Releasable {
+		if f := &r.audit.Judgement.Findings[i]; f.Wait > 0 && !f.Releasable && f.Resource.Kind == claim.KindReservation && report.Selected(f.Resource, a.opts.networks) {
 			n++
 		}
 	}
@@ -318,6 +318,11 @@ func (r *sweepRun) document() *api.Sweep {
 		}
 		for _, rel := range res.Released {
 			gone[rel.Finding.Resource.Path] = true
+			for _, st := range rel.Steps {
+				if st.Step == string(plan.StepCache) && st.State == journal.StepDone {
+					gone[st.Object] = true
+				}
+			}
 			d.Released = append(d.Released, api.Release{ReleaseID: rel.ID, Resource: report.Resource(rel.Finding, au.Case.Now), Steps: stepsOf(rel.Steps)})
 		}
 		for _, f := range res.Failed {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -84,7 +85,9 @@ func openNode(o *options, want access) (n *node, err error) {
 		ConfDirs: confDirs(o), DataDirs: o.dataDirs, WellKnown: len(o.dataDirs)+len(o.confDirs) == 0, Clock: now,
 	})
 	cache := cnicache.New(cnicache.Config{Dirs: o.cacheDirs, Clock: now})
-	lnk := links.New(links.Config{Proc: o.proc, Clock: now})
+	inInit := func(kind string) (bool, error) { return proc.InInit(o.proc, kind) }
+	openInit := func(kind string) (*os.File, error) { return proc.OpenInit(o.proc, kind) }
+	lnk := links.New(links.Config{Proc: o.proc, InInit: inInit, OpenInit: openInit, Clock: now})
 	bins := orDefault(o.binDirs, defaultBinDirs())
 	q := &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
 	n.engine = &sweep.Engine{
@@ -97,7 +100,7 @@ func openNode(o *options, want access) (n *node, err error) {
 		Memory:  memory{n},
 		Journal: logOf(n.journal),
 		Vault:   vault{q},
-		Sides:   &sides{cache: cache, links: lnk, bins: bins, proc: o.proc},
+		Sides:   &sides{cache: cache, links: lnk, bins: bins, proc: o.proc, now: now, inInit: inInit},
 		Holds:   n.holds,
 		Clock:   now,
 		Rand:    rand.Reader,

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/report"
@@ -24,6 +26,9 @@ type sides struct {
 	links *links.Inventory
 	bins  []string
 	proc  string
+	now   func() claim.Instant
+	// inInit reports whether this thread is in PID 1's namespace of a kind.
+	inInit func(kind string) (bool, error)
 }
 
 // Run does one step; the drivers check each precondition again right before.
@@ -86,7 +91,7 @@ func (s *sides) del(ctx context.Context, step plan.Step) journal.StepResult {
 		res.State, res.Detail = journal.StepFailed, report.Clean(err.Error())
 		return res
 	}
-	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, Proc: s.proc})
+	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, Proc: s.proc, InInit: s.inInit})
 	var done, failed []string
 	for _, c := range calls {
 		if slices.ContainsFunc(c.ByAddress, func(a netip.Addr) bool { return !slices.Contains(step.Addrs, a) }) {
@@ -113,7 +118,9 @@ func (s *sides) Content(step plan.Step) ([]byte, error) {
 	return s.cache.Read(context.Background(), step.Resource.Path, step.Resource.Inc)
 }
 
-// Restore writes a cache file again, unless one is there.
+// Restore writes a cache file again, unless one is there. The path is from our own
+// journal, so it need not lie in a cache directory that this command line names.
 func (s *sides) Restore(path string, content []byte) error {
-	return s.cache.Restore(context.Background(), path, content)
+	dir := filepath.Dir(filepath.Dir(path))
+	return cnicache.New(cnicache.Config{Dirs: []string{dir}, Clock: s.now}).Restore(context.Background(), path, content)
 }

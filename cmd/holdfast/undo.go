@@ -117,7 +117,7 @@ sweep leaves it ("holdfast unhold" ends that). It says what it cannot bring back
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&last, "last", false, "undo the newest release")
+	cmd.Flags().BoolVar(&last, "last", false, "undo the newest release of an address")
 	cmd.Flags().StringVar(&since, "all-since", "", "undo every release since `time`: RFC 3339, or how long ago, such as 15m")
 	return cmd
 }
@@ -149,7 +149,7 @@ func chooseUndo(entries []journal.Entry, boot string, from time.Time, last bool)
 	var ids []string
 	for i := len(entries) - 1; i >= 0; i-- {
 		e := entries[i]
-		if !e.Undoable(boot) || !last && e.Intent.Wall.Before(from) {
+		if e.Release == nil || !e.Undoable(boot) || !last && e.Intent.Wall.Before(from) || last && !e.Release.Addr.IsValid() {
 			continue
 		}
 		ids = append(ids, e.ID)

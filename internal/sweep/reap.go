@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -172,11 +173,9 @@ func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n 
 		*n++
 		run.items = append(run.items, &item{f: f, id: journal.BatchID(b.sweep, *n)})
 	}
-	for _, it := range run.items {
-		if it.f.Resource.Kind == claim.KindCache {
-			b.attach(run, it)
-		}
-	}
+	run.items = slices.DeleteFunc(run.items, func(it *item) bool {
+		return it.f.Resource.Kind == claim.KindCache && b.attach(run, it)
+	})
 	for _, it := range run.items {
 		// What the journal cannot hold is not released (I3), and the group is whole.
 		if err := b.intent(it).Check(); err != nil {
@@ -190,28 +189,30 @@ func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n 
 	b.items = append(b.items, run.items...)
 }
 
-// attach records the content of a cache file with the reservation of its attachment,
-// so that one undo brings both back. A cache file without one stays an item of its own.
-func (b *batch) attach(run *running, c *item) {
+// attach records the content of a cache file with the reservation of its attachment, so
+// that one undo brings both back, and reports whether there is one. A cache file without
+// stays an item of its own.
+func (b *batch) attach(run *running, c *item) bool {
 	r := c.f.Resource
 	content, err := b.e.Sides.Content(plan.Step{Kind: plan.StepCache, Object: r.Path, Resource: r})
 	switch {
 	case err != nil:
 		run.kept[r.Path] = err.Error()
-		return
+		return false
 	case len(content) > maxCache:
 		run.kept[r.Path] = fmt.Sprintf("%d bytes, more than the journal takes (%d), so it stays", len(content), maxCache)
-		return
+		return false
 	}
 	file := &journal.CacheFile{Path: r.Path, Content: content}
-	for i, it := range run.items {
+	for _, it := range run.items {
 		o := it.f.Resource
 		if o.Kind == claim.KindReservation && it.cache == nil && (o.Owner.IfName == "" || o.Owner.IfName == r.Owner.IfName) && o.Network == r.Network {
-			run.items[i].cache = file
-			return
+			it.cache = file
+			return true
 		}
 	}
 	c.cache = file
+	return false
 }
 
 func (b *batch) intents() []journal.Record {

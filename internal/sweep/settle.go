@@ -173,13 +173,16 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 	}
 	if r := en.Release; r.Kind == claim.KindReservation || r.Kind == "" {
 		e.restore(&u, en)
-	} else if r.Cache != nil {
+	} else {
 		u.Outcome = journal.UndoRestored
 	}
 	if c := en.Release.Cache; c != nil && u.Outcome == journal.UndoRestored {
 		step := journal.StepResult{Step: "cache", Object: c.Path, State: journal.StepDone}
 		if err := e.Sides.Restore(c.Path, c.Content); err != nil {
 			step.State, step.Detail = journal.StepFailed, err.Error()
+			if en.Release.Kind == claim.KindCache {
+				u.Outcome, u.Err = journal.UndoFailed, err
+			}
 		}
 		u.Steps = append(u.Steps, step)
 	}
@@ -231,6 +234,8 @@ func (e *Engine) notUndoable(en journal.Entry) string {
 		return "it was released in an earlier boot; the Pod it belonged to is gone for good"
 	case en.Release.Kind == claim.KindNetns:
 		return "a network namespace cannot be made again"
+	case en.Release.Kind == claim.KindCache && en.Release.Cache == nil:
+		return "the content of the cache file was not kept"
 	}
 	return ""
 }

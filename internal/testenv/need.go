@@ -35,6 +35,11 @@ const RequireEnv = "REQUIRE"
 // is a mistake in the test and always fails it.
 func Need(t testing.TB, capability string) {
 	t.Helper()
+	// hack/testsum sorts tests by this line.
+	t.Logf("holdfast-level: %s", level(capability))
+	if testing.Short() {
+		t.Skipf("needs %s: not in a short run", capability)
+	}
 	err := check(capability)
 	switch {
 	case err == nil:
@@ -45,6 +50,14 @@ func Need(t testing.TB, capability string) {
 	default:
 		t.Skipf("needs %s: %v", capability, err)
 	}
+}
+
+// level is the level of a test that needs the capability.
+func level(capability string) string {
+	if capability == CRI || capability == Podman {
+		return "L3"
+	}
+	return "L1"
 }
 
 // Have reports whether the machine has the capability.
@@ -117,8 +130,15 @@ func checkPIDNS() error {
 func onDoomedThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked
-		done <- f()
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread cannot end, and /proc/PID/ns shows where it is. While this
+			// goroutine keeps it, another runs elsewhere.
+			done <- onDoomedThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f() // never unlocked
 	}()
 	return <-done
 }

@@ -17,19 +17,19 @@ import (
 // That takes CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE; without them it is an
 // error.
 func (v *Inventory) inHostMounts(f func() error) error {
-	host := filepath.Join(v.proc, "1/ns/mnt")
-	same, err := sameNamespace(host, "/proc/thread-self/ns/mnt")
+	same, err := v.inInit("mnt")
 	if err != nil {
 		return noView("mount", err)
 	}
 	if same {
 		return f()
 	}
-	fd, err := unix.Open(host, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	file, err := v.openInit("mnt")
 	if err != nil {
-		return noView("mount", os.NewSyscallError("open", err))
+		return noView("mount", err)
 	}
-	defer unix.Close(fd)
+	defer file.Close()
+	fd := int(file.Fd())
 	return onDoomedThread(func() error {
 		// Threads share root and working directory, and a thread that does cannot
 		// change its mount namespace.
@@ -50,6 +50,22 @@ var ErrNoView = errors.New("no view of PID 1's namespaces")
 // procfs is no missing link (I5). So the reason is text only.
 func noView(kind string, reason error) error {
 	return fmt.Errorf("%w: %s namespace: %v", ErrNoView, kind, reason)
+}
+
+// inInit reports whether the calling thread is in PID 1's namespace of that kind.
+func (v *Inventory) inInit(kind string) (bool, error) {
+	if v.isInit != nil {
+		return v.isInit(kind)
+	}
+	return sameNamespace(filepath.Join(v.proc, "1/ns", kind), "/proc/thread-self/ns/"+kind)
+}
+
+// openInit opens PID 1's namespace of that kind.
+func (v *Inventory) openInit(kind string) (*os.File, error) {
+	if v.open != nil {
+		return v.open(kind)
+	}
+	return os.Open(filepath.Join(v.proc, "1/ns", kind))
 }
 
 // sameNamespace compares two namespace files, following links.

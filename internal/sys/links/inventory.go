@@ -36,6 +36,12 @@ type Config struct {
 	NetnsDirs []string
 	// Proc is the procfs in which PID 1 is the node's. Empty means /proc.
 	Proc string
+	// InInit reports whether the calling thread is in PID 1's namespace of a kind, "net"
+	// or "mnt". Nil compares <proc>/1/ns with our own, which a security module may
+	// refuse.
+	InInit func(kind string) (bool, error)
+	// OpenInit opens PID 1's namespace of a kind. Nil opens <proc>/1/ns, likewise.
+	OpenInit func(kind string) (*os.File, error)
 	// Clock reads the node's clocks. Required.
 	Clock func() claim.Instant
 }
@@ -43,14 +49,16 @@ type Config struct {
 // Inventory lists namespace mounts and veths. It holds no state between calls; safe
 // for concurrent use.
 type Inventory struct {
-	dirs  []string
-	proc  string
-	clock func() claim.Instant
+	dirs   []string
+	proc   string
+	isInit func(kind string) (bool, error)
+	open   func(kind string) (*os.File, error)
+	clock  func() claim.Instant
 }
 
 // New returns the inventory of cfg.
 func New(cfg Config) *Inventory {
-	v := &Inventory{proc: cfg.Proc, clock: cfg.Clock}
+	v := &Inventory{proc: cfg.Proc, isInit: cfg.InInit, open: cfg.OpenInit, clock: cfg.Clock}
 	if v.proc == "" {
 		v.proc = "/proc"
 	}

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -86,8 +84,7 @@ func vethOf(a *netlink.LinkAttrs, names map[int]string) Veth {
 // hostNetlink opens a netlink socket in PID 1's network namespace. Whatever thread
 // uses it later, it stays there.
 func (v *Inventory) hostNetlink() (*netlink.Handle, error) {
-	host := filepath.Join(v.proc, "1/ns/net")
-	same, err := sameNamespace(host, "/proc/thread-self/ns/net")
+	same, err := v.inInit("net")
 	if err != nil {
 		return nil, noView("network", err)
 	}
@@ -95,12 +92,15 @@ func (v *Inventory) hostNetlink() (*netlink.Handle, error) {
 	if same {
 		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 	} else {
-		var fd int
-		if fd, err = unix.Open(host, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-			return nil, noView("network", os.NewSyscallError("open", err))
+		file, err := v.openInit("net")
+		if err != nil {
+			return nil, noView("network", err)
 		}
-		defer unix.Close(fd)
-		h, err = netlink.NewHandleAt(netns.NsHandle(fd), unix.NETLINK_ROUTE)
+		defer file.Close()
+		h, err = netlink.NewHandleAt(netns.NsHandle(file.Fd()), unix.NETLINK_ROUTE)
+		if err != nil {
+			return nil, fmt.Errorf("netlink in PID 1's network namespace: %w", err)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("netlink in PID 1's network namespace: %w", err)

@@ -1,0 +1,98 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// InInit reports whether the calling thread is in PID 1's namespace of a kind, "net" or
+// "mnt", through the procfs mounted at proc. An error means that it cannot be told.
+//
+// Where a security module refuses PID 1's ns links, the answer comes from what is not
+// protected: every network namespace has its own /proc/PID/net/dev, with its own inode,
+// and a mount ID belongs to one mount namespace alone. PID 1 being chrooted can then
+// only turn "the same" into "another", never the other way round.
+func InInit(proc, kind string) (bool, error) {
+	host, err := identity(filepath.Join(proc, "1/ns", kind))
+	if err == nil {
+		own, err := identity("/proc/thread-self/ns/" + kind)
+		return err == nil && host == own, err
+	}
+	if !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
+		return false, err
+	}
+	return alike(filepath.Join(proc, "1"), "/proc/thread-self", kind)
+}
+
+// alike reports whether two processes, by their directories in a procfs, are in one
+// namespace of a kind, by what is readable without ptrace access.
+func alike(a, b, kind string) (bool, error) {
+	switch kind {
+	case "net":
+		x, err := identity(filepath.Join(a, "net/dev"))
+		if err != nil {
+			return false, err
+		}
+		y, err := identity(filepath.Join(b, "net/dev"))
+		// The device is that of the mount, which may be another; procfs numbers these
+		// inodes once for all mounts.
+		return err == nil && x.ino == y.ino, err
+	case "mnt":
+		x, err := firstMount(filepath.Join(a, "mountinfo"))
+		if err != nil {
+			return false, err
+		}
+		y, err := firstMount(filepath.Join(b, "mountinfo"))
+		return err == nil && x == y, err
+	}
+	return false, fmt.Errorf("unknown kind of namespace %q", kind)
+}
+
+// OpenInit opens PID 1's namespace of a kind, "net" or "mnt". Where PID 1 is refused it
+// is opened through PID 2, if that (kthreadd in the initial PID namespace) proves to be
+// in the same one.
+func OpenInit(proc, kind string) (*os.File, error) {
+	f, err := os.Open(filepath.Join(proc, "1/ns", kind))
+	if err == nil || !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
+		return f, err
+	}
+	same, err2 := alike(filepath.Join(proc, "1"), filepath.Join(proc, "2"), kind)
+	if err2 != nil || !same {
+		return nil, errors.Join(err, err2)
+	}
+	return os.Open(filepath.Join(proc, "2/ns", kind))
+}
+
+type fileIdentity struct{ dev, ino uint64 }
+
+func identity(path string) (fileIdentity, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fileIdentity{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return fileIdentity{st.Dev, st.Ino}, nil
+}
+
+// firstMount returns the ID of the first mount in a mountinfo.
+func firstMount(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var b [64]byte
+	n, err := f.Read(b[:])
+	if err != nil {
+		return "", err
+	}
+	id, _, ok := bytes.Cut(b[:n], []byte(" "))
+	if !ok || len(id) == 0 {
+		return "", &os.PathError{Op: "read", Path: path, Err: errors.New("no mount in it")}
+	}
+	return string(id), nil
+}
