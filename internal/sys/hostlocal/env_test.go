@@ -2,11 +2,13 @@ package hostlocal
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +19,8 @@ import (
 )
 
 // helperEnv makes the test binary a second process: "flock:<file>" takes a flock
-// there, says "held" and keeps it until its stdin ends.
+// there, says "held" and keeps it until its stdin ends; "release:<store>:<quarantine>"
+// says "held" and releases everything.
 const helperEnv = "HOSTLOCAL_TEST_HELPER"
 
 func TestMain(m *testing.M) {
@@ -29,8 +32,17 @@ func TestMain(m *testing.M) {
 
 func helper(what string) int {
 	verb, path, _ := strings.Cut(what, ":")
-	if verb != "flock" {
-		return 2
+	if verb == "release" {
+		store, dir, _ := strings.Cut(path, ":")
+		var moves []Move
+		for _, m := range movesOf(New(Config{DataDirs: []string{filepath.Dir(store)}, Clock: now}).List(context.Background()), store) {
+			moves = append(moves, m)
+		}
+		fmt.Println("held")
+		if _, err := (&Quarantine{Dir: dir}).Release(context.Background(), store, moves, ReleaseOptions{}); err != nil {
+			return 1
+		}
+		return 0
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -61,14 +73,10 @@ func lockElsewhere(t *testing.T, path string) (pid int, stop func()) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	done := false
-	stop = func() {
-		if !done {
-			done = true
-			in.Close()
-			_ = cmd.Wait()
-		}
-	}
+	stop = sync.OnceFunc(func() {
+		in.Close()
+		_ = cmd.Wait()
+	})
 	t.Cleanup(stop)
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "held\n" {
 		t.Fatalf("helper said %q, %v", line, err)
@@ -118,8 +126,12 @@ func listDirs(t *testing.T, dataDirs ...string) claim.Snapshot {
 // judged lists the store and returns a move for every reservation, by base name.
 func judged(t *testing.T, store string) map[string]Move {
 	t.Helper()
+	return movesOf(listDirs(t, filepath.Dir(store)), store)
+}
+
+func movesOf(snap claim.Snapshot, store string) map[string]Move {
 	moves := make(map[string]Move)
-	for i, r := range listDirs(t, filepath.Dir(store)).Resources {
+	for i, r := range snap.Resources {
 		if r.Store == store && r.Problem == "" {
 			moves[filepath.Base(r.Path)] = Move{ReleaseID: fmt.Sprintf("r%d", i), Path: r.Path, Inc: r.Inc}
 		}

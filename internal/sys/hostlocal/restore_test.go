@@ -1,9 +1,11 @@
 package hostlocal
 
 import (
+	"bufio"
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -241,4 +243,63 @@ func TestCrashRules(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.wantPlace(t, b.moves["10.0.0.2"], true, false)
 	})
+}
+
+// A process killed with SIGKILL while it releases: of every reservation the original
+// stands or the quarantine holds it whole, and settling leaves exactly one (I4).
+func TestKilledWhileReleasing(t *testing.T) {
+	for _, where := range []string{"same file system", "EXDEV"} {
+		t.Run(where, func(t *testing.T) {
+			moved, stood := 0, 0
+			for round := range 8 {
+				store := fill(t, 150)
+				b := bench{store: store, q: &Quarantine{Dir: filepath.Join(t.TempDir(), "q")}}
+				b.separate(t, where)
+				moves := judged(t, store)
+				cmd := exec.Command(os.Args[0])
+				cmd.Env = append(os.Environ(), helperEnv+"=release:"+store+":"+b.q.Dir)
+				out, err := cmd.StdoutPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				if line, err := bufio.NewReader(out).ReadString('\n'); line != "held\n" {
+					t.Fatalf("helper said %q, %v", line, err)
+				}
+				time.Sleep(time.Duration(round) * 1500 * time.Microsecond)
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+
+				for name, m := range moves {
+					origin, quarantined, err := b.q.Place(m)
+					if err != nil || !origin && !quarantined {
+						t.Fatalf("%s: %v %v %v", name, origin, quarantined, err)
+					}
+					if origin {
+						stood++
+						if err := b.q.Discard(m.ReleaseID); err != nil {
+							t.Fatal(err)
+						}
+						b.wantPlace(t, m, true, false)
+						continue
+					}
+					moved++
+					if err := b.q.Restore(t.Context(), m.ReleaseID, m.Path); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if left, _ := os.ReadDir(b.q.Dir); len(left) != 0 {
+					t.Errorf("quarantine holds %v", left)
+				}
+				for _, m := range moves {
+					if n := len(content(t, m.Path)); n != 64+6 {
+						t.Errorf("%s holds %d bytes", m.Path, n)
+					}
+				}
+			}
+			t.Logf("%d moved, %d stood", moved, stood)
+		})
+	}
 }
