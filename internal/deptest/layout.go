@@ -89,7 +89,7 @@ func mayImport(from, to string) (why string, ok bool) {
 	}
 	switch a {
 	case ringAPI:
-		return "api imports internal/claim only", b == ringAPI || to == "internal/claim"
+		return "api imports internal/claim and internal/verdict only", b == ringAPI || to == "internal/claim" || to == "internal/verdict"
 	case ringPure:
 		return "ring 0 imports ring 0 and api only", b == ringPure || b == ringAPI
 	case ringEngine:
