@@ -515,8 +515,13 @@ func mayRelease(t *testing.T, c *Case, x Finding) {
 	default:
 		t.Errorf("%s is releasable", x.Verdict)
 	}
-	if x.Verdict == Foreign && !c.Policy.Foreign {
+	if x.Resource.Kind == claim.KindReservation && x.Resource.Owner.Shape == claim.ShapeForeign && !c.Policy.Foreign {
 		t.Error("a foreign reservation is released without being asked")
+	}
+	for _, w := range c.Testimonies {
+		if w.Witness == claim.WitnessCRI && w.CRI != nil && heard[w.Witness] && !w.CRI.Detailed && !c.Policy.CRINone {
+			t.Error("released before the runtime was asked who has the address")
+		}
 	}
 	if x.Resource.Problem != "" && x.Resource.Kind != claim.KindCache {
 		t.Error("released though it could not be read")
