@@ -267,7 +267,7 @@ func redact(v any) any {
 		}
 		// ["--password", "x"]: an option and its value.
 		for i := 1; i < len(v); i++ {
-			if s, ok := v[i-1].(string); ok && strings.HasPrefix(s, "-") && secretKey(s) {
+			if s, ok := v[i-1].(string); ok && strings.HasPrefix(s, "-") && !strings.Contains(s, "=") && secretKey(s) {
 				out[i] = redacted
 			}
 		}
@@ -332,7 +332,8 @@ func secretKey(k string) bool {
 // Texts inside of values.
 var (
 	plainPath = regexp.MustCompile(`^/[A-Za-z0-9._/@-]{1,255}$`)
-	userinfo  = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s"']*@`)
+	nextURL   = regexp.MustCompile(`([,;])([A-Za-z][A-Za-z0-9+.-]*://)`)
+	userinfo  = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s"'\x00]*@`)
 	assigned  = regexp.MustCompile(`(?i)((?:token|passw(?:or)?d|passphrase|secret|credential|api_?-?key|access_?-?key|signature|[a-z]-data)[A-Za-z0-9_-]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s&;,"']+)`)
 	authority = regexp.MustCompile(`(?i)\b(authorization)\b.*`)
 	bearer    = regexp.MustCompile(`(?i)\b(bearer|basic)\s+\S+`)
@@ -350,7 +351,10 @@ func redactText(s string) string {
 		}
 	}
 	s = pem.ReplaceAllString(s, redacted)
-	s = userinfo.ReplaceAllString(s, "${1}"+redacted+"@")
+	// A password may hold anything, so all up to the last @ goes; only the next URL of a
+	// list ends it.
+	s = nextURL.ReplaceAllString(strings.ReplaceAll(s, "\x00", ""), "${1}\x00${2}")
+	s = strings.ReplaceAll(userinfo.ReplaceAllString(s, "${1}"+redacted+"@"), "\x00", "")
 	s = authority.ReplaceAllString(s, "${1} "+redacted)
 	s = bearer.ReplaceAllString(s, "${1} "+redacted)
 	s = assigned.ReplaceAllString(s, "${1}"+redacted)

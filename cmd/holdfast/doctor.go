@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
+	"github.com/holdfast-cni/holdfast/internal/sys/proc"
 )
 
 func newDoctor(a *app) *cobra.Command {
@@ -121,7 +122,7 @@ func examine(ctx context.Context, o *options) (*examination, error) {
 		x.kernel = unix.ByteSliceToString(u.Release[:])
 	}
 	x.rooms = []room{
-		{"vantage", x.vantage()},
+		{"vantage", x.vantage(ctx)},
 		{"capabilities", x.capabilities()},
 		{"witnesses", x.witnesses()},
 		{"runtime sockets", x.sockets(ctx)},
@@ -224,9 +225,16 @@ func (a *app) paint(colour, s string) string {
 }
 
 // vantage is the kernel testimony's own checks, and what the judge made of them.
-func (x *examination) vantage() []finding {
+func (x *examination) vantage(ctx context.Context) []finding {
 	var out []finding
 	v := report.Vantage(&x.au.Case, x.au.Judgement)
+	if len(v.Checks) == 0 {
+		// A silent witness carries no facts. It still says what it lacked.
+		w := proc.New(proc.Config{Proc: x.o.proc, CNIBinDirs: orDefault(x.o.binDirs, defaultBinDirs()), Clock: x.n.clock.Now, Timeout: x.o.timeout})
+		for _, c := range w.Vantage(ctx).Checks {
+			v.Checks = append(v.Checks, api.Check(c))
+		}
+	}
 	for _, c := range v.Checks {
 		// The judge weighs them: a /proc of another PID namespace may still show the
 		// runtimes' own processes.
@@ -238,9 +246,6 @@ func (x *examination) vantage() []finding {
 	}}
 	if v.Proven {
 		f.Detail = "proven"
-	}
-	if len(v.Checks) == 0 {
-		f.Fix = "the kernel witness gave no checks since it is silent: see it below; run as root in the node's PID namespace"
 	}
 	return append(out, f)
 }
@@ -300,12 +305,22 @@ func (x *examination) witnesses() []finding {
 		claim.WitnessCRI:     "see the runtime sockets; name the runtime's with --cri-endpoint, or say --cri-endpoint none if this node has no CRI runtime",
 		claim.WitnessBoot:    "make the boot ID readable through PID 1's /proc, or name the node's procfs with --proc",
 	}
+	if x.closed != nil {
+		fixes[claim.WitnessCRI] = "see the state directory below: it says which runtimes must answer"
+	}
 	var out []finding
 	for _, w := range report.Witnesses(&x.au.Case, x.au.Judgement) {
 		f := finding{blocks: w.Required, Check: api.Check{
 			Name: w.Name, OK: w.State == string(claim.StateComplete) || !w.Required, Detail: w.State, Fix: fixes[w.Name],
 		}}
-		if !w.Required {
+		// Without these three nothing is released, but for cri where there is none.
+		leftOut := !slices.Contains(x.n.policy.Required, w.Name) && w.Name != claim.WitnessBoot && !(w.Name == claim.WitnessCRI && x.n.policy.CRINone)
+		switch {
+		case leftOut:
+			f.OK, f.blocks = false, true
+			f.Detail += ", left out by --witness"
+			f.Fix = "name all three witnesses with --witness, or leave the flag away; nothing is released without them"
+		case !w.Required:
 			f.Detail += ", not required"
 		}
 		if w.Detail != "" {
@@ -313,14 +328,6 @@ func (x *examination) witnesses() []finding {
 		}
 		f.Detail += " (took " + w.Took + ")"
 		out = append(out, f)
-	}
-	for _, name := range []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI} {
-		if slices.Contains(x.n.policy.Required, name) || name == claim.WitnessCRI && x.n.policy.CRINone {
-			continue
-		}
-		out = append(out, finding{blocks: true, Check: api.Check{
-			Name: name, Detail: "left out by --witness, and nothing is released without it", Fix: "name all three with --witness, or leave the flag away",
-		}})
 	}
 	return out
 }
@@ -413,7 +420,7 @@ func socket(r claim.Runtime) finding {
 		case r.Known:
 			f.Fix = "start the runtime; if it is gone for good, say holdfast forget-runtime " + r.Endpoint
 		default:
-			f.Fix = "start the runtime, or name the ones that count with --cri-endpoint if nothing of yours is behind this socket and remove the socket"
+			f.Fix = "run as root and see that the runtime runs; if no runtime is behind this socket, remove it"
 		}
 	}
 	return f

@@ -72,11 +72,9 @@ func (x *examination) stores() []finding {
 			continue
 		}
 		f := finding{blocks: true, Check: api.Check{Name: s.Dir, OK: s.Problem == "" && s.Writable}}
-		parts := []string{fmt.Sprintf("network %q, %d reservations", s.Network, files[s.Dir])}
+		parts := []string{fmt.Sprintf("network %q, %s", s.Network, count(files[s.Dir], "reservation"))}
 		if len(s.Configs) == 0 {
 			parts = append(parts, "no configuration names it")
-		} else {
-			parts = append(parts, fmt.Sprintf("%d configuration files name it", len(s.Configs)))
 		}
 		if s.Capacity > 0 {
 			parts = append(parts, fmt.Sprintf("%d addresses", s.Capacity))
@@ -155,7 +153,8 @@ func (x *examination) locks(ctx context.Context) []finding {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			f.Detail = "not made yet"
 		} else if err != nil {
-			f.Detail = "cannot be looked at: " + cause(err)
+			f.OK, f.blocks = false, false // the store says so itself
+			f.Detail, f.Fix = "cannot be looked at: "+cause(err), "run as root"
 		}
 		if pids := held[path]; len(pids) > 0 {
 			f.OK = false
@@ -301,7 +300,7 @@ func (x *examination) journalState() finding {
 			open = append(open, e.ID)
 		}
 	}
-	f.Detail = fmt.Sprintf("%d bytes, %d releases, %d of them unsettled", j.Size(), len(entries), len(open))
+	f.Detail = fmt.Sprintf("%d bytes, %s, %d unsettled", j.Size(), count(len(entries), "release"), len(open))
 	if len(open) > 0 {
 		f.Detail += " (a crash left them half way; the next gc settles them)"
 	}
@@ -335,7 +334,7 @@ func (x *examination) quarantineFiles() finding {
 	default:
 		ok, detail := mayWrite(x.quarantine())
 		f.OK, f.blocks = ok, true
-		f.Detail = fmt.Sprintf("%d released reservations, %s", len(entries), detail)
+		f.Detail = count(len(entries), "released reservation") + ", " + detail
 	}
 	return f
 }
@@ -356,11 +355,21 @@ func (x *examination) quarantinePlace() finding {
 	}
 	for up := real; ; up = filepath.Dir(up) {
 		ui, err := os.Stat(up)
+		if err != nil {
+			f.OK, f.Detail = false, up+": "+cause(err)
+			return f
+		}
 		for _, dir := range dirs {
-			if filepath.Clean(dir) == "/" || err != nil {
-				continue
+			if filepath.Clean(dir) == "/" {
+				continue // everything lies inside; the store itself tells
 			}
-			if di, derr := os.Stat(dir); derr == nil && os.SameFile(ui, di) {
+			di, err := os.Stat(dir)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+			case err != nil:
+				f.OK, f.Detail = false, fmt.Sprintf("cannot be told: %s: %s", dir, cause(err))
+				return f
+			case os.SameFile(ui, di):
 				f.OK, f.Detail = false, "it lies inside "+dir
 				return f
 			}
@@ -369,7 +378,7 @@ func (x *examination) quarantinePlace() finding {
 			break
 		}
 	}
-	f.Detail = fmt.Sprintf("outside of all %d", len(x.dataDirs()))
+	f.Detail = "yes"
 	return f
 }
 
@@ -449,6 +458,13 @@ func fileSystem(path string) string {
 		name += " mounted read-only"
 	}
 	return name
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func yesNo(b bool) string {
