@@ -91,7 +91,8 @@ func openNode(o *options, want access) (n *node, err error) {
 	bins := orDefault(o.binDirs, defaultBinDirs())
 	q := &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
 	n.engine = &sweep.Engine{
-		Inventories: []sweep.Inventory{hl, cache, lnk},
+		Inventories:  []sweep.Inventory{hl, cache, lnk},
+		Reservations: hl,
 		Witnesses: []sweep.Witness{
 			procWitness{proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})},
 			criWitness{n.cri, knownErr, now},

@@ -69,7 +69,7 @@ func ParseOwner(content []byte) Owner {
 		return Owner{}
 	}
 	first, rest, _ := strings.Cut(text, "\n")
-	o := Owner{ID: strings.TrimSpace(first), IfName: strings.TrimSpace(rest), Shape: ShapeForeign}
+	o := Owner{ID: strings.TrimSpace(first), IfName: strings.Trim(rest, " \t\r"), Shape: ShapeForeign}
 	if IsContainerID(o.ID) && (o.IfName == "" || ifName.MatchString(o.IfName)) {
 		o.Shape = ShapeContainer
 	}

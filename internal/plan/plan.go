@@ -91,6 +91,7 @@ func Make(j *verdict.Judgement, opt Options) *Plan {
 	p := &Plan{Over: map[string]int{}}
 	total := map[string]int{}
 	late := map[claim.Attachment]string{} // attachments with a member that must stay
+	kept := map[string]string{}           // containers with a reservation that stays
 	for i := range j.Findings {
 		f := &j.Findings[i]
 		if f.Resource.Kind != claim.KindReservation || f.Verdict == verdict.Missing {
@@ -99,22 +100,29 @@ func Make(j *verdict.Judgement, opt Options) *Plan {
 		total[f.Resource.Store]++
 		if !f.Releasable && f.Resource.Owner.Shape == claim.ShapeContainer {
 			late[unit(f.Resource)] = fmt.Sprintf("%s of the same attachment is %s", f.Resource.Addr, f.Verdict)
+			kept[key(f.Resource)] = fmt.Sprintf("%s of the same container is %s", f.Resource.Addr, f.Verdict)
 		}
 	}
 	groups := map[string][]*verdict.Finding{}
 	var order []string
+	withhold := func(f *verdict.Finding, why string) {
+		p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: why})
+		if f.Resource.Kind == claim.KindReservation {
+			kept[key(f.Resource)] = why
+		}
+	}
 	for i := range j.Findings {
 		f := &j.Findings[i]
 		if !f.Releasable {
 			continue
 		}
 		if why := late[unit(f.Resource)]; why != "" && f.Resource.Kind == claim.KindReservation {
-			p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: "an attachment goes as a whole: " + why})
+			withhold(f, "an attachment goes as a whole: "+why)
 			continue
 		}
 		if opt.Skip != nil {
 			if why := opt.Skip(f.Resource); why != "" {
-				p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: why})
+				withhold(f, why)
 				continue
 			}
 		}
@@ -126,6 +134,21 @@ func Make(j *verdict.Judgement, opt Options) *Plan {
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return older(groups[a], groups[b]) })
 
+	// Veth, DEL and cache go with the address or not at all (I8).
+	order = slices.DeleteFunc(order, func(k string) bool {
+		why := kept[k]
+		if why == "" {
+			return false
+		}
+		groups[k] = slices.DeleteFunc(groups[k], func(f *verdict.Finding) bool {
+			if f.Resource.Kind == claim.KindReservation {
+				return false
+			}
+			p.Withheld = append(p.Withheld, Withheld{Finding: f, Why: why})
+			return true
+		})
+		return len(groups[k]) == 0
+	})
 	bridges := sharedIfs(j)
 	used := map[string]int{}
 	for _, k := range order {
@@ -157,7 +180,8 @@ func overCap(fs []*verdict.Finding, used, total map[string]int, opt Options) str
 	if !opt.ForceOverCap {
 		for _, f := range fs {
 			st := f.Resource.Store
-			if n := need[st]; n > 0 && used[st]+n > capOf(total[st], opt.MaxReleases) {
+			// A container with more addresses than the cap goes alone, or it never would.
+			if n := need[st]; n > 0 && used[st] > 0 && used[st]+n > capOf(total[st], opt.MaxReleases) {
 				return st
 			}
 		}

@@ -109,6 +109,9 @@ type Holds interface {
 // lock that its user holds sees to that across processes (I9).
 type Engine struct {
 	Inventories []Inventory
+	// Reservations is the one of Inventories that lists addresses; it is listed again
+	// before anything is called Missing.
+	Reservations Inventory
 	Witnesses   []Witness
 	Memory      Memory
 	Journal     Log
@@ -172,14 +175,10 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 		a.Case.Now = e.Clock()
 		again = true
 	}
-	if need.Relist && a.Case.Relisted == nil {
-		for _, inv := range e.Inventories {
-			if slices.ContainsFunc(a.Case.Snapshots, func(s claim.Snapshot) bool { return s.Source == inv.Name() && len(s.Stores) > 0 }) {
-				s := inv.List(ctx)
-				a.Case.Relisted = &s
-				again = true
-			}
-		}
+	if need.Relist && a.Case.Relisted == nil && e.Reservations != nil {
+		s := e.Reservations.List(ctx)
+		a.Case.Relisted = &s
+		again = true
 	}
 	return again
 }

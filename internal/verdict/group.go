@@ -79,8 +79,30 @@ func attachment(r *claim.Resource) claim.Attachment {
 
 // together keeps what belongs to a reservation that does not go yet: a container that
 // was started again under its old ID (case F21) has a young reservation, and DEL or the
-// loss of its veth would hit the new run.
+// loss of its veth would hit the new run. And a namespace goes only if everything that
+// it holds goes.
 func together(list []Finding) {
+	for again := true; again; {
+		again = false
+		pinned := map[uint64]*Finding{}
+		for i := range list {
+			for _, n := range list[i].Netns {
+				if f := &list[i]; !f.Releasable {
+					pinned[n.ID] = f
+				}
+			}
+		}
+		for i := range list {
+			f := &list[i]
+			for _, n := range f.Netns {
+				if p := pinned[n.ID]; p != nil && f.Releasable {
+					f.Releasable, f.Wait = false, p.Wait
+					f.Why = "its network namespace also holds " + nameOf(p.Resource) + ", which is " + p.Verdict.String()
+					again = true
+				}
+			}
+		}
+	}
 	late := map[string]*Finding{}
 	for i := range list {
 		f := &list[i]
@@ -105,4 +127,12 @@ func together(list []Finding) {
 			}
 		}
 	}
+}
+
+// nameOf is what people call a resource.
+func nameOf(r *claim.Resource) string {
+	if r.Addr.IsValid() {
+		return r.Addr.String()
+	}
+	return r.Path
 }

@@ -148,6 +148,9 @@ func (s *scene) conclude(a *assessment, sight Sighting) Finding {
 		First: sight.First, Absent: sight.Absent, Wait: -1, Netns: a.netns, Holder: a.holder, Shared: a.shared,
 	}
 	held := s.c.Policy.held(a.r)
+	if held == "" {
+		held = a.held
+	}
 	switch a.class {
 	case classAlive:
 		f.Verdict = InUse

@@ -191,35 +191,19 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 		for j := range s.c.Snapshots[i].Resources {
 			r := &s.c.Snapshots[i].Resources[j]
 			n := s.byID[r.NetnsID]
-			if r.Kind != claim.KindNetns || n == nil || s.used(n) || explained[n.ID] || !runtimeNamed(n) {
+			if r.Kind != claim.KindNetns || n == nil || n.Host || !runtimeNamed(n) {
 				continue
 			}
-			a := assessment{r: r, witnesses: s.witnessSet()}
-			if t := s.tenants[n.ID]; len(t) > 0 {
-				r2 := *r
-				r2.Owner = claim.Owner{Shape: claim.ShapeContainer, ID: t[0]}
-				a.r = &r2
-			}
-			a.say(claim.WitnessKernel, Absent, "no process is in it or holds it open")
-			switch {
-			case s.silentRequired() != "":
-				a.rule, a.why = "witness-silent", s.silentRequired()
-			default:
-				ids := a.r.Owner.Aliases()
-				if s.sayProcess(&a, ids) == Alive || s.sayCRI(&a, ids) == Alive {
-					continue
-				}
-				a.orphan(s, []*claim.Netns{n})
-			}
-			if a.class == classAlive {
+			a := s.assessNetns(r, n)
+			prior, seen := old[Key{a.r.Path, a.r.Inc}]
+			next := s.remember(&a, prior, seen)
+			out.Memory[next.Key] = next
+			if a.class == classAlive || explained[n.ID] {
 				continue
 			}
 			if s.needsDetail(&a) {
 				out.Needs.Detail = true
 			}
-			prior, seen := old[Key{a.r.Path, a.r.Inc}]
-			next := s.remember(&a, prior, seen)
-			out.Memory[next.Key] = next
 			f := s.conclude(&a, next)
 			if f.Verdict == Orphaned {
 				f.Why = "a network namespace that no process uses and no runtime knows"
@@ -227,4 +211,30 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 			out.Findings = append(out.Findings, f)
 		}
 	}
+}
+
+// assessNetns lets the witnesses speak of a pinned namespace.
+func (s *scene) assessNetns(r *claim.Resource, n *claim.Netns) assessment {
+	a := assessment{r: r, witnesses: s.witnessSet()}
+	if s.used(n) {
+		a.class = classAlive
+		return a
+	}
+	if t := s.tenants[n.ID]; len(t) > 0 {
+		as := *r
+		as.Owner = claim.Owner{Shape: claim.ShapeContainer, ID: t[0]}
+		a.r = &as
+	}
+	a.say(claim.WitnessKernel, Absent, "no process is in it or holds it open")
+	if why := s.silentRequired(); why != "" {
+		a.rule, a.why = "witness-silent", why
+		return a
+	}
+	ids := a.r.Owner.Aliases()
+	if s.sayProcess(&a, ids) == Alive || s.sayCRI(&a, ids) == Alive {
+		a.class = classAlive
+		return a
+	}
+	a.orphan(s, []*claim.Netns{n})
+	return a
 }

@@ -211,8 +211,8 @@ func (n *node) build(detail, relist bool) *Case {
 		Now: n.now, Policy: n.policy, Memory: slices.Clone(n.memory),
 		Snapshots: []claim.Snapshot{
 			{Source: "hostlocal", Listed: listed, Stores: slices.Clone(n.stores), Resources: slices.Clone(n.files)},
-			{Source: "cnicache", Listed: listed, Resources: slices.Clone(n.caches)},
-			{Source: "links", Listed: listed, Resources: slices.Clone(n.mounts)},
+			{Source: "cnicache", Listed: listed, Stores: listedWhole("/var/lib/cni/results"), Resources: slices.Clone(n.caches)},
+			{Source: "links", Listed: listed, Stores: listedWhole("/run/netns"), Resources: slices.Clone(n.mounts)},
 		},
 	}
 	boxes := slices.Clone(n.boxes)
@@ -308,4 +308,9 @@ func (o *outcome) kept(path string) {
 		says, _ := json.Marshal(f.Says)
 		o.t.Errorf("FALSE RELEASE: %s is %s by %s (%s)\nsays %s", path, f.Verdict, f.Rule, f.Why, says)
 	}
+}
+
+// listedWhole is the store of a directory that an inventory without networks looked at.
+func listedWhole(dir string) []claim.Store {
+	return []claim.Store{{Dir: dir, Writable: true}}
 }

@@ -102,6 +102,16 @@ func (p Policy) held(r *claim.Resource) string {
 	return ""
 }
 
+// heldAnywhere returns why an address is held in some store, or "".
+func (p Policy) heldAnywhere(addr netip.Addr) string {
+	for _, h := range p.Holds {
+		if h.Addr == addr {
+			return p.held(&claim.Resource{Addr: addr, Store: h.Store})
+		}
+	}
+	return p.held(&claim.Resource{Addr: addr})
+}
+
 // convicts says whether this policy can ever convict, or why not.
 func (p Policy) convicts() (bool, string) {
 	for _, w := range []string{claim.WitnessKernel, claim.WitnessProcess} {

@@ -446,20 +446,21 @@ func (s *scene) silentRequired() string {
 	return ""
 }
 
-// vouched reports whether a runtime that answered names its namespaces the way one
-// of the mounts of n is named, and so would know n if it were its own.
+// vouched reports whether runtimes that answered name their namespaces the way every
+// mount of n is named, and so would know n if it were their own. A second name that a
+// person gave it speaks against it.
 func (s *scene) vouched(n *claim.Netns) bool {
-	if s.cri == nil {
+	if s.cri == nil || len(n.Mounts) == 0 {
 		return false
 	}
 	for _, m := range n.Mounts {
-		for _, rt := range s.cri.Runtimes {
-			if rt.State == claim.StateComplete && namesLike(rt.Name, path.Base(m)) {
-				return true
-			}
+		if !slices.ContainsFunc(s.cri.Runtimes, func(rt claim.Runtime) bool {
+			return rt.State == claim.StateComplete && namesLike(rt.Name, path.Base(m))
+		}) {
+			return false
 		}
 	}
-	return false
+	return true
 }
 
 var (

@@ -37,8 +37,9 @@ type assessment struct {
 	// witnesses replaces the sighting's witness set where the evidence is of another
 	// kind (orphaned, NotReady), so that the kinds never vouch for each other.
 	witnesses []string
-	dead      bool // an earlier boot proves it dead
-	shared    bool // another attachment has the address, and its own reservation
+	dead      bool   // an earlier boot proves it dead
+	shared    bool   // another attachment has the address, and its own reservation
+	held      string // a namespace that would go holds an address that a person held
 }
 
 func (a *assessment) say(w string, word Word, format string, args ...any) Word {
@@ -416,14 +417,19 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 			a.class, a.rule, a.why = classAlive, "netns-of-living", "its network namespace may be that of the living "+short(id)
 			return
 		}
+		for _, x := range n.Addrs {
+			if why := s.c.Policy.heldAnywhere(plain(x.Addr)); why != "" {
+				a.held = "its network namespace has " + plain(x.Addr).String() + ": " + why
+			}
+		}
 		a.netns = append(a.netns, s.pin(n))
 	}
 	a.class = classOrphan
 	a.slow = true
-	for i, w := range a.witnesses {
-		if w == claim.WitnessKernel {
-			a.witnesses[i] = "kernel~orphan"
-		}
+	// A run that was begun for one namespace does not count for another.
+	a.witnesses = slices.DeleteFunc(a.witnesses, func(w string) bool { return w == claim.WitnessKernel })
+	for _, n := range a.netns {
+		a.witnesses = append(a.witnesses, fmt.Sprintf("kernel~orphan:%d", n.ID))
 	}
 }
 

@@ -62,7 +62,8 @@ func (v *Inventory) Name() string { return Source }
 // that cannot be understood is a Resource with a Problem; see parse for what its
 // Owner is worth then. A directory that is missing holds nothing; one that cannot
 // be read whole gives a Note and a Store with a Problem, and of it nothing may be
-// concluded.
+// concluded. Every directory that was looked at is a Store, without a Network: what was
+// remembered of it and is not listed is gone.
 //
 // Store of a Resource is the "results" directory. Two configured directories that
 // are one directory under two names are listed once, under the first.
@@ -74,11 +75,12 @@ func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 	l := lister{seen: map[fileID]bool{}, confs: confMemo{}}
 	for _, d := range v.dirs {
 		results := filepath.Join(d, "results")
+		st := claim.Store{Dir: results, DataDir: d, Writable: true}
 		if err := l.dir(ctx, results, &snap); err != nil {
-			text := clean(err)
-			snap.Notes = append(snap.Notes, claim.Note{Path: results, Text: "cannot be listed: " + text})
-			snap.Stores = append(snap.Stores, claim.Store{Dir: results, DataDir: d, Problem: text})
+			st.Problem, st.Writable = clean(err), false
+			snap.Notes = append(snap.Notes, claim.Note{Path: results, Text: "cannot be listed: " + st.Problem})
 		}
+		snap.Stores = append(snap.Stores, st)
 	}
 	slices.SortFunc(snap.Resources, func(a, b claim.Resource) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortStableFunc(snap.Notes, func(a, b claim.Note) int { return strings.Compare(a.Path, b.Path) })

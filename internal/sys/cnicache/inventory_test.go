@@ -70,7 +70,7 @@ func TestListHostileDirectory(t *testing.T) {
 		t.Fatal("List hangs")
 	}
 
-	if snap.Source != "cnicache" || snap.Listed != frozen() || len(snap.Stores) != 0 {
+	if snap.Source != "cnicache" || snap.Listed != frozen() || len(snap.Stores) != 2 || snap.Stores[0].Problem != "" {
 		t.Errorf("snapshot = %+v", snap)
 	}
 	problems := map[string]string{}
@@ -115,7 +115,7 @@ func TestListOneDirectoryUnderTwoNames(t *testing.T) {
 
 func TestListMissingAndUnreadable(t *testing.T) {
 	missing := New(Config{Dirs: []string{filepath.Join(t.TempDir(), "none")}, Clock: frozen}).List(context.Background())
-	if len(missing.Stores)+len(missing.Notes)+len(missing.Resources) != 0 {
+	if len(missing.Stores) != 1 || missing.Stores[0].Problem != "" || len(missing.Notes)+len(missing.Resources) != 0 {
 		t.Errorf("a missing directory holds nothing: %+v", missing)
 	}
 

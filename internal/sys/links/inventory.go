@@ -93,7 +93,10 @@ func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 		for _, d := range v.dirs {
 			if err := listDir(ctx, d, seen, &snap); err != nil {
 				fail(&snap, d, err)
+				continue
 			}
+			// Looked at whole: what was remembered of it and is not listed is gone.
+			snap.Stores = append(snap.Stores, claim.Store{Dir: d, DataDir: filepath.Dir(d), Writable: true})
 		}
 		return nil
 	})
