@@ -59,7 +59,8 @@ type node struct {
 	memErr    error
 	saveErr   error
 	holds     map[verdict.Hold]bool
-	planted   map[string]string // reservation path -> content
+	planted   map[string]string // reservation path -> content, the latest
+	contents  map[string]int    // content -> how many reservations were written with it
 	cached    map[string][]byte // cache path -> content
 	ops       []string          // what was done, in order
 	at        func(op string) error
@@ -78,7 +79,7 @@ func newNodeIn(t testing.TB, root string) *node {
 		t: t, root: root, dataDir: filepath.Join(root, "data"), cacheDir: filepath.Join(root, "cni"), stateDir: filepath.Join(root, "state"),
 		now:    claim.Instant{Boot: "boot-2", Mono: 100 * time.Hour, Wall: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)},
 		live:   map[string]bool{}, nets: map[uint64]claim.Netns{}, silent: map[string]string{}, holds: map[verdict.Hold]bool{},
-		planted: map[string]string{}, cached: map[string][]byte{}, rng: rand.New(rand.NewSource(7)),
+		planted: map[string]string{}, contents: map[string]int{}, cached: map[string][]byte{}, rng: rand.New(rand.NewSource(7)),
 		policy: verdict.Policy{
 			Required: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, Grace: grace, OrphanGrace: orphanGrace,
 		},
@@ -136,6 +137,7 @@ func (n *node) reserve(network, addr, owner, ifName string) string {
 	path := filepath.Join(dir, addr)
 	n.put(path, content)
 	n.planted[path] = content
+	n.contents[content]++
 	return path
 }
 
@@ -304,8 +306,8 @@ func (l logTap) Append(recs ...journal.Record) error {
 	op := "append " + string(recs[0].Type)
 	if err := l.n.op("%s", op); err != nil {
 		// A crash inside of it may leave some of the first records.
-		if errors.Is(err, errHalf) && len(recs) > 1 {
-			if err := l.n.log.Append(recs[:len(recs)/2]...); err != nil {
+		if errors.Is(err, errHalf) {
+			if err := l.n.log.Append(recs[:len(recs)/2]...); err != nil { // of one record, none
 				l.n.t.Fatal(err)
 			}
 			panic(killed{})
@@ -536,19 +538,22 @@ func (n *node) quarantine() map[string]string {
 // unchanged: in its store or in the quarantine. Contents tell them apart.
 func (n *node) once(when string) {
 	n.t.Helper()
-	want, have := map[string]int{}, map[string]int{}
-	for path, content := range n.planted {
-		want[content]++
-		if b, err := os.ReadFile(path); err == nil && string(b) == content {
-			have[content]++
+	have := map[string]int{}
+	stores, err := filepath.Glob(filepath.Join(n.dataDir, "*", "*"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, path := range stores {
+		if b, err := os.ReadFile(path); err == nil && filepath.Base(path) != "lock" {
+			have[string(b)]++
 		}
 	}
 	for _, content := range n.quarantine() {
 		have[content]++
 	}
-	for content, w := range want {
+	for content, w := range n.contents {
 		if have[content] != w {
-			n.t.Fatalf("%s: %d files of %q, want %d", when, have[content], content, w)
+			n.t.Fatalf("%s: %d files of %q, want %d; stores %q, quarantine %q", when, have[content], content, w, stores, n.quarantine())
 		}
 	}
 }

@@ -440,7 +440,7 @@ func TestReplacedAfterJudgement(t *testing.T) {
 	n.at = func(op string) error {
 		if op == "move pods" {
 			n.replace(path)
-			delete(n.planted, gone)
+			n.contents[n.planted[gone]]--
 			return os.Remove(gone)
 		}
 		return nil
