@@ -20,7 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/sys/cri/critest"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
@@ -393,4 +395,64 @@ func TestDoctorInItsOwnPIDNamespace(t *testing.T) {
 	testenv.Need(t, testenv.PIDNS)
 	testenv.Need(t, testenv.Mount)
 	runChild(t, "pidns", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS})
+}
+
+// TestDoctorSockets: what is said of a runtime through its life, and that the advice
+// works.
+func TestDoctorSockets(t *testing.T) {
+	d := newDesk(t)
+	path := filepath.Join(d.dir, "cri.sock")
+	endpoint := "unix://" + path
+	srv, err := critest.Listen(path, critest.Sandbox{ID: strings.Repeat("a", 64), Namespace: "default", Name: "web", UID: "u"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer srv.Stop()
+	expect := func(ok bool, detail, fix string, flags ...string) {
+		t.Helper()
+		c := check(t, d.doctor(t, flags...), "runtime sockets", endpoint)
+		if c.OK != ok || !strings.Contains(c.Detail, detail) || !strings.Contains(c.Fix, fix) {
+			t.Errorf("%+v: want ok %t, %q, %q", c, ok, detail, fix)
+		}
+	}
+	expect(true, "1 sandbox", "", "--cri-endpoint", endpoint)
+	srv.SetMode(critest.CutOff)
+	expect(false, "it was named", "correct --cri-endpoint", "--cri-endpoint", endpoint)
+
+	st, err := state.Open(d.state, state.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if err := st.RememberRuntimes(endpoint); err != nil {
+		t.Fatal(err)
+	}
+	srv.Stop()
+	expect(false, "answered here before", "holdfast forget-runtime "+endpoint)
+	if code, _, stderr := invoke(t, "forget-runtime", "--state-dir", d.state, endpoint); code != exitOK {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	for _, s := range d.doctor(t).Sections {
+		for _, c := range s.Checks {
+			if s.Name == "runtime sockets" && c.Name == endpoint {
+				t.Errorf("forgotten, and still asked: %+v", c)
+			}
+		}
+	}
+}
+
+// TestDoctorCleansHostileText: names from the node do not reach the terminal raw.
+func TestDoctorCleansHostileText(t *testing.T) {
+	d := newDesk(t)
+	d.write(t, filepath.Join(d.conf, "50-\x1b[2J.conf"), `{"name":`)
+	d.write(t, filepath.Join(d.store, "\x1b[31mred"), "")
+	for _, format := range []string{"wide", "json", "yaml"} {
+		_, out, stderr := invoke(t, append([]string{"doctor", "-o", format}, d.flags("--cri-endpoint", "none")...)...)
+		if strings.Contains(out+stderr, "\x1b") {
+			t.Errorf("-o %s: a control character", format)
+		}
+		if !strings.Contains(out, "50-") {
+			t.Errorf("-o %s: the broken file is not named", format)
+		}
+	}
 }
