@@ -12,10 +12,10 @@ LDFLAGS = -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 # Packages whose tests start real runtimes or measure time: one at a time, so that
 # they have the machine for themselves.
-SERIAL = /(e2e|testenv|cmd)(/|$$)
+SERIAL = /(bench|e2e|testenv|cmd)(/|$$)
 
 # What a test run as root on Linux must not skip. REQUIRE= switches that off.
-REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,cri,podman)
+REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,nobody,iptables,nft,cri,podman)
 
 FUZZTIME ?= 1m
 BENCH ?= .

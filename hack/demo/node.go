@@ -111,7 +111,7 @@ func (w *world) populate(ctx context.Context) (live, lost []*pod, err error) {
 	for _, name := range []string{"web-1", "web-2", "web-3", "job-1", "job-2", "job-3"} {
 		p, err := newPod(w.dir, name)
 		if err != nil {
-			return nil, nil, fmt.Errorf("Pod %s: %w", name, err)
+			return nil, nil, fmt.Errorf("set up Pod %s: %w", name, err)
 		}
 		if err := p.add(ctx, w.cni, list); err != nil {
 			return nil, nil, err

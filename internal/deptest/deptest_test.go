@@ -81,6 +81,7 @@ func TestRules(t *testing.T) {
 		{"a tool imports cmd", "hack/x/a.go", imp("main", m+"cmd/holdfast/sub"), []string{"direction at hack/x/a.go:2"}},
 		{"cmd imports everything", "cmd/holdfast/a.go", imp("main", m+"internal/sys/cri", m+"internal/sweep", m+"api"), nil},
 		{"the product imports a tool", "cmd/holdfast/a.go", imp("main", m+"hack/testsum"), []string{"direction at cmd/holdfast/a.go:2"}},
+		{"a benchmark imports a test room", "bench/a.go", imp("main", m+"internal/sys/cri/critest", m+"internal/sweep"), nil},
 		{"a test room imports a tool", "internal/testenv/cri/a.go", imp("cri", m+"hack/testbin/prebuilt"), nil},
 		{"api imports claim", "api/v1/a.go", imp("v1", m+"internal/claim"), nil},
 		{"api imports verdict", "api/v1/a.go", imp("v1", m+"internal/verdict"), nil},

@@ -6,6 +6,8 @@
 // looked at, a chain of imports inside of the module is seen link by link. It does not
 // run the go command and needs no network.
 //
+// CheckRequires compares go.mod, what is imported, and docs/dependencies.md.
+//
 // Non-scope: types. A rule that would need them is approximated from syntax, on the
 // side of finding less, and says so. Which foreign modules a room may import is
 // depguard's matter (.depguard.yml).

@@ -16,7 +16,7 @@ const (
 	ringService ring = "service"   // long-running parts
 	ringTest    ring = "test room" // only tests import it
 	ringCmd     ring = "cmd"       // wires
-	ringTool    ring = "tool"      // hack/ and e2e/: of the repository, not of the product
+	ringTool    ring = "tool"      // hack/, bench/ and e2e/: of the repository, not of the product
 	ringNone    ring = ""          // nowhere
 )
 
@@ -53,6 +53,7 @@ func ringOf(dir string) ring {
 		{"internal/deptest", ringTest},
 		{"cmd", ringCmd},
 		{"hack", ringTool},
+		{"bench", ringTool},
 		{"e2e", ringTool},
 	} {
 		if under(dir, p.top) {

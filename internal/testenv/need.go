@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +22,16 @@ const (
 	CRI      = "cri"      // root, netns, and containerd and runc in PATH
 	Podman   = "podman"   // root, netns, and podman in PATH
 	IPTables = "iptables" // root, netns, and iptables in PATH
+	NFT      = "nft"      // root, netns, and nft in PATH
+
+	// The kernel's and the file system's choices.
+	IFB       = "ifb"       // root, netns, and a device of type ifb can be made
+	Cgroup    = "cgroup"    // root, and a process can be moved into a cgroup below CgroupBase
+	Overlay   = "overlay"   // root, mount, and an overlay can be mounted
+	Immutable = "immutable" // root, and directories in os.TempDir take FS_IMMUTABLE_FL
+
+	Nobody = "nobody" // root, and a child can become UID 65534: see AsNobody
+	Long   = "long"   // nothing, but time: not in a short run
 )
 
 // RequireEnv names the environment variable that turns skips into failures: a
@@ -40,6 +49,12 @@ func Need(t testing.TB, capability string) {
 	if testing.Short() {
 		t.Skipf("needs %s: not in a short run", capability)
 	}
+	demand(t, capability)
+}
+
+// demand is Need without the word on levels and short runs.
+func demand(t testing.TB, capability string) {
+	t.Helper()
 	err := check(capability)
 	switch {
 	case err == nil:
@@ -54,8 +69,11 @@ func Need(t testing.TB, capability string) {
 
 // level is the level of a test that needs the capability.
 func level(capability string) string {
-	if capability == CRI || capability == Podman {
+	switch capability {
+	case CRI, Podman:
 		return "L3"
+	case Long:
+		return "L0"
 	}
 	return "L1"
 }
@@ -89,6 +107,20 @@ func check(capability string) error {
 		return errors.Join(check(Netns), inPath("podman"))
 	case IPTables:
 		return errors.Join(check(Netns), inPath("iptables"))
+	case NFT:
+		return errors.Join(check(Netns), inPath("nft"))
+	case IFB:
+		return errors.Join(checkRoot(), onDoomedThread(checkIFB))
+	case Cgroup:
+		return errors.Join(checkRoot(), checkCgroup())
+	case Overlay:
+		return errors.Join(checkRoot(), onDoomedThread(checkOverlay))
+	case Immutable:
+		return errors.Join(checkRoot(), checkImmutable())
+	case Nobody:
+		return errors.Join(checkRoot(), checkNobody())
+	case Long:
+		return nil
 	}
 	return fmt.Errorf("%w %q", errUnknown, capability)
 }
@@ -107,22 +139,6 @@ func inPath(names ...string) error {
 		}
 	}
 	return nil
-}
-
-func checkMount() error {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return os.NewSyscallError("unshare(CLONE_NEWNS)", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return os.NewSyscallError("mount(MS_PRIVATE)", err)
-	}
-	return os.NewSyscallError("mount(tmpfs)", unix.Mount("none", "/mnt", "tmpfs", 0, ""))
-}
-
-func checkPIDNS() error {
-	cmd := exec.Command("true")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
-	return cmd.Run()
 }
 
 // onDoomedThread runs f on a thread that ends with it: a goroutine that exits while

@@ -160,12 +160,10 @@ func TestRealPlugins(t *testing.T) {
 
 func TestRealBandwidth(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
+	testenv.Need(t, testenv.IFB)
 	n := newNode(t, binDirs(t, "main/bridge", "meta/bandwidth"),
 		`{"cniVersion":"1.0.0","name":"cbr0","plugins":[{"type":"bridge","bridge":"cni0"},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`)
 	h := n.host.Handle()
-	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "probe"}}); err != nil {
-		t.Skipf("no ifb in this kernel: %v", err)
-	}
 	limits := map[string]any{"bandwidth": map[string]any{"ingressRate": 1 << 20, "ingressBurst": 1 << 20, "egressRate": 1 << 20, "egressBurst": 1 << 20}}
 	deadEntry := n.add(idOf("d"), limits)
 	n.add(idOf("e"), limits)
@@ -247,8 +245,8 @@ func TestRealMasquerade(t *testing.T) {
 	testenv.Need(t, testenv.IPTables)
 	for _, backend := range []string{"iptables", "nftables"} {
 		t.Run(backend, func(t *testing.T) {
-			if _, err := exec.LookPath("nft"); err != nil && backend == "nftables" {
-				t.Skip(err)
+			if backend == "nftables" {
+				testenv.Need(t, testenv.NFT)
 			}
 			host := netns.New(t)
 			n := &node{t: t, host: host}

@@ -140,7 +140,6 @@ func newLink(id identity, raw *net.UnixConn) (*link, error) {
 		grpc.WithDisableRetry(),
 		grpc.WithDisableHealthCheck(),
 		grpc.WithIdleTimeout(0),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithReadBufferSize(bufferSize),
 		grpc.WithWriteBufferSize(bufferSize),
 	)

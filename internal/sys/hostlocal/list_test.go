@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 func find(snap claim.Snapshot, base string) (claim.Resource, bool) {
@@ -333,8 +334,8 @@ func TestListUnreadable(t *testing.T) {
 		}
 	})
 	t.Run("permissions", func(t *testing.T) {
-		if os.Geteuid() == 0 {
-			t.Skip("root reads everything")
+		if !testenv.AsNobody(t) {
+			return
 		}
 		for _, path := range []string{filepath.Join(store, "10.0.0.3"), store, root + "/networks"} {
 			if err := os.Chmod(path, 0); err != nil {
@@ -405,9 +406,7 @@ func fill(tb testing.TB, n int) string {
 }
 
 func TestListMemory(t *testing.T) {
-	if testing.Short() {
-		t.Skip("makes 65,536 files")
-	}
+	testenv.Need(t, testenv.Long) // makes 65,536 files
 	store := fill(t, 65536)
 	inv := New(Config{DataDirs: []string{filepath.Dir(store)}, Clock: now})
 	var before, after runtime.MemStats

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 // bench is a store with two reservations, a quarantine beside it, and its moves.
@@ -284,6 +286,7 @@ func TestReleaseImmutable(t *testing.T) {
 	const immutable = 0x10 // FS_IMMUTABLE_FL
 	for _, where := range []string{"same file system", "EXDEV", "bind"} {
 		t.Run(where, func(t *testing.T) {
+			testenv.Need(t, testenv.Immutable)
 			b := newBench(t, t.TempDir())
 			b.separate(t, where)
 			dir := openStore(t, b.store)
@@ -292,7 +295,7 @@ func TestReleaseImmutable(t *testing.T) {
 				err = unix.IoctlSetPointerInt(dir.fd, unix.FS_IOC_SETFLAGS, flags|immutable)
 			}
 			if err != nil {
-				t.Skipf("immutable directories: %v", err)
+				t.Fatalf("make the directory immutable: %v", err)
 			}
 			out, rerr := b.one(t, b.moves["10.0.0.2"])
 			if err := unix.IoctlSetPointerInt(dir.fd, unix.FS_IOC_SETFLAGS, flags); err != nil {

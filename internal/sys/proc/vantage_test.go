@@ -1,14 +1,18 @@
 package proc
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
@@ -114,27 +118,44 @@ func TestOtherSnapshotsAreNoUse(t *testing.T) {
 func TestWithoutPowersItIsSilent(t *testing.T) {
 	testenv.Need(t, testenv.Root)
 	bin := copyOfUs(t)
-	for name, cmd := range map[string]*exec.Cmd{
-		"nobody":                 {Path: bin, SysProcAttr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}},
-		"without CAP_SYS_PTRACE": exec.Command("capsh", "--drop=cap_sys_ptrace", "--", "-c", "exec "+bin),
+	for name, run := range map[string]func(*exec.Cmd) error{
+		"nobody": func(cmd *exec.Cmd) error {
+			testenv.Need(t, testenv.Nobody)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+			return cmd.Run()
+		},
+		"without CAP_SYS_PTRACE": runWithoutPtrace,
 	} {
 		t.Run(name, func(t *testing.T) {
-			if cmd.Err != nil {
-				t.Skip(cmd.Err)
-			}
+			var out bytes.Buffer
+			cmd := exec.Command(bin)
 			cmd.Env = append(os.Environ(), childEnv+"=ask")
-			cmd.Dir = "/"
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
+			cmd.Dir, cmd.Stdout, cmd.Stderr = "/", &out, &out
+			if err := run(cmd); err != nil {
+				t.Fatalf("%v\n%s", err, &out)
 			}
 			for _, want := range []string{"kernel silent", "process silent", "CAP_SYS_PTRACE"} {
-				if !strings.Contains(string(out), want) {
-					t.Errorf("no %q in:\n%s", want, out)
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("no %q in:\n%s", want, &out)
 				}
 			}
 		})
 	}
+}
+
+// runWithoutPtrace starts the command from a thread that can no longer give the
+// capability to what it executes. The thread ends with it: the goroutine never unlocks.
+func runWithoutPtrace(cmd *exec.Cmd) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_PTRACE, 0, 0, 0); err != nil {
+			done <- os.NewSyscallError("prctl(PR_CAPBSET_DROP)", err)
+			return
+		}
+		done <- cmd.Run()
+	}()
+	return <-done
 }
 
 func TestShimAndPluginAreHits(t *testing.T) {
@@ -197,25 +218,17 @@ func TestShimAndPluginAreHits(t *testing.T) {
 
 func TestCgroupIsAHitWhileAProcessLives(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
-	base := "/sys/fs/cgroup"
-	if _, err := os.Stat(base + "/cgroup.procs"); err != nil {
-		if base = "/sys/fs/cgroup/pids"; os.MkdirAll(base, 0o755) != nil {
-			t.Skip("no cgroup file system")
-		}
-	}
+	testenv.Need(t, testenv.Cgroup)
 	id := strings.Repeat("e", 56) + fmt.Sprintf("%08x", os.Getpid())
-	dir := filepath.Join(base, "cri-containerd-"+id+".scope")
+	dir := filepath.Join(testenv.CgroupBase(), "cri-containerd-"+id+".scope")
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Skipf("cgroup: %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Remove(dir) })
-	if _, err := os.Stat(dir + "/cgroup.procs"); err != nil {
-		t.Skipf("cgroup: %v", err)
-	}
 	a := netns.New(t)
 	pid, stop := a.Hold()
 	if err := os.WriteFile(dir+"/cgroup.procs", []byte(fmt.Sprint(pid)), 0o644); err != nil {
-		t.Skipf("cgroup: %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(stop)
 	_, p := ask(t, Config{})
