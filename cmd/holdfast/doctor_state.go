@@ -311,7 +311,10 @@ func (x *examination) journalState() finding {
 		}
 		f.Detail += "; " + d.String()
 	}
-	switch {
+	switch err := j.Writable(); {
+	case err != nil && !errors.Is(err, journal.ErrReadOnly):
+		f.OK, f.Fix = false, "use the newer holdfast, or move "+path+" aside; what it knows can then no longer be undone"
+		f.Detail += "; " + err.Error()
 	case len(damage) > 0 && damage[0].Offset == 0 && !damage[0].Torn:
 		// Nobody knows the version of what follows, so nothing is appended.
 		f.OK, f.Fix = false, "move "+path+" aside; what it knows can then no longer be undone"

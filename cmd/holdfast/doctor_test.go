@@ -456,3 +456,29 @@ func TestDoctorCleansHostileText(t *testing.T) {
 		}
 	}
 }
+
+// TestRealDocumentsFitTheSchema holds what the commands print to what is published.
+func TestRealDocumentsFitTheSchema(t *testing.T) {
+	d := newDesk(t)
+	none := d.flags("--cri-endpoint", "none")
+	state := []string{"--state-dir", d.state}
+	for _, args := range [][]string{
+		append([]string{"audit"}, none...),
+		append([]string{"audit", "--no-record", "--exclude", "10.200.0.0/30", "--network", deskNet}, none...),
+		append([]string{"explain", "10.200.0.2"}, none...),
+		append([]string{"gc", "--dry-run", "--exclude", "0.0.0.0/0", "--exclude", "::/0"}, none...),
+		append([]string{"doctor"}, none...),
+		append([]string{"journal"}, state...),
+		append([]string{"hold", "10.200.0.3", "--why", "test"}, state...),
+		append([]string{"unhold", "10.200.0.3"}, state...),
+		{"version"},
+	} {
+		t.Run(args[0], func(t *testing.T) {
+			_, out, stderr := invoke(t, append(args, "-o", "json")...)
+			if out == "" {
+				t.Fatal(stderr)
+			}
+			accepts(t, out)
+		})
+	}
+}
