@@ -202,4 +202,3 @@ func TestWallClockDoesNotCount(t *testing.T) {
 		}
 	}
 }
-

@@ -77,8 +77,8 @@ func newNode(t testing.TB) *node { return newNodeIn(t, t.TempDir()) }
 func newNodeIn(t testing.TB, root string) *node {
 	n := &node{
 		t: t, root: root, dataDir: filepath.Join(root, "data"), cacheDir: filepath.Join(root, "cni"), stateDir: filepath.Join(root, "state"),
-		now:    claim.Instant{Boot: "boot-2", Mono: 100 * time.Hour, Wall: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)},
-		live:   map[string]bool{}, nets: map[uint64]claim.Netns{}, silent: map[string]string{}, holds: map[verdict.Hold]bool{},
+		now:  claim.Instant{Boot: "boot-2", Mono: 100 * time.Hour, Wall: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)},
+		live: map[string]bool{}, nets: map[uint64]claim.Netns{}, silent: map[string]string{}, holds: map[verdict.Hold]bool{},
 		planted: map[string]string{}, contents: map[string]int{}, cached: map[string][]byte{}, rng: rand.New(rand.NewSource(7)),
 		policy: verdict.Policy{
 			Required: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, Grace: grace, OrphanGrace: orphanGrace,

@@ -537,3 +537,25 @@ func TestNothingToDo(t *testing.T) {
 		t.Errorf("asked %d, did %q", n.asked, n.ops)
 	}
 }
+
+// The address of a leftover in a renamed network's directory was handed out again by the new
+// directory (L15). The idle namespace that made the leftover Orphaned is gone, removed by
+// hand; the one that holds the address now belongs to an ADD in flight, so no process is in
+// it yet and no runtime lists it. An hour of the old namespace must not count for the new
+// one: it would be removed under the ADD (I1).
+func TestOrphanRunIsOfOneNetns(t *testing.T) {
+	n := newNode(t)
+	n.netns(50, 0, "10.1.0.2")
+	n.reserve("old-name", "10.1.0.2", id(1), "eth0")
+	e := n.engine()
+	n.look(e)
+	n.wait(2 * orphanGrace)
+	delete(n.nets, 50)
+	n.reserve("new-name", "10.1.0.2", id(2), "eth0")
+	n.netns(51, 0, "10.1.0.2")
+	a := n.look(e)
+	r := reap(t, n, e, a, n.plan(a))
+	if _, ok := n.nets[51]; !ok {
+		t.Errorf("the namespace of an ADD in flight was removed: %v", outcomes(r))
+	}
+}
