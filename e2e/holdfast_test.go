@@ -90,7 +90,7 @@ type outcome struct {
 	stdout, stderr string
 }
 
-// holdfast runs one command where the node's own network is. It may take as long as
+// holdfast runs one command. It may take as long as
 // a busy machine needs; it never asks anybody.
 func (c cli) holdfast(t *testing.T, args ...string) outcome {
 	t.Helper()
@@ -99,7 +99,7 @@ func (c cli) holdfast(t *testing.T, args ...string) outcome {
 	var out, msg bytes.Buffer
 	cmd := exec.CommandContext(ctx, os.Getenv(binEnv), slices.Concat(args, c.global)...)
 	cmd.Stdout, cmd.Stderr = &out, &msg
-	err := c.s.node.Run(cmd)
+	err := c.s.node.RunOnNode(t, cmd)
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatalf("holdfast %s: %v", strings.Join(args, " "), err)
@@ -113,13 +113,37 @@ type sweep struct {
 	Released []struct {
 		resource
 		ReleaseID string
+		Steps     []step
 	}
 	Kept []struct {
 		resource
 		Verdict string
 		Why     string
+		// Withheld says what else held a releasable one back.
+		Withheld string
 	}
-	Errors []any
+	Errors    []any
+	Witnesses []any
+}
+
+type step struct{ Step, Object, State, Detail string }
+
+// digest is what a person needs of a sweep that a test did not expect.
+func (d sweep) digest(o outcome) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "gc ended with %d\nstderr: %s\nwitnesses: %v\n", o.code, o.stderr, d.Witnesses)
+	for _, r := range d.Released {
+		fmt.Fprintf(&b, "released %s %s %+v\n", r.Kind, r.reservation(), r.Steps)
+	}
+	for _, r := range d.Kept {
+		if r.Verdict != "InUse" {
+			fmt.Fprintf(&b, "kept %s %s as %s: %s %s\n", r.Kind, r.reservation(), r.Verdict, r.Why, r.Withheld)
+		}
+	}
+	for _, e := range d.Errors {
+		fmt.Fprintf(&b, "error %v\n", e)
+	}
+	return b.String()
 }
 
 type resource struct {
@@ -142,8 +166,13 @@ func (c cli) gc(t *testing.T, code int, extra ...string) sweep {
 	if err := json.Unmarshal([]byte(o.stdout), &doc); err != nil || doc.Kind != "Sweep" {
 		t.Fatalf("gc ended with %d and printed no Sweep document: %v\nstdout: %s\nstderr: %s", o.code, err, o.stdout, o.stderr)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(doc.digest(o))
+		}
+	})
 	if o.code != code {
-		t.Fatalf("gc ended with %d, want %d\nstdout: %s\nstderr: %s", o.code, code, o.stdout, o.stderr)
+		t.Fatalf("gc ended with %d, want %d", o.code, code)
 	}
 	return doc
 }

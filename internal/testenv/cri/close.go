@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,32 +21,114 @@ const (
 	shimSockets = "/run/containerd/s"
 )
 
-// close takes away everything, each thing by its exact name, and says what it could
-// not take away. It runs when the test is over, so it must not stop half way.
+// close takes away everything. It runs when the test is over.
 func (r *Runtime) close(t testing.TB) {
 	if t.Failed() {
 		t.Logf("the end of containerd's log:\n%s", r.logTail())
 	}
-	recs, err := r.p.recorded()
-	errs := []error{err}
+	var errs []error
+	if r.conn != nil {
+		errs = append(errs, r.conn.Close())
+	}
 	if r.alive() {
 		errs = append(errs, r.cmd.Process.Kill())
 		<-r.exited
 	}
-	if r.conn != nil {
-		errs = append(errs, r.conn.Close())
-	}
-	errs = append(errs, r.killShims(""), killCgroup(r.cgroup))
-	for _, rec := range recs {
-		errs = append(errs, dropNetns(rec.netns), removeCache(rec.id))
-		// The name of a shim's socket: containerd runtime/v2/shim/util_unix.go.
-		sum := sha256.Sum256([]byte(filepath.Join(r.p.socket, "k8s.io", rec.id)))
-		errs = append(errs, removeIfThere(filepath.Join(shimSockets, fmt.Sprintf("%x", sum))))
-	}
-	errs = append(errs, unmountBelow(r.p.dir), removeCgroups(r.cgroup), r.host.close(), os.RemoveAll(r.p.dir))
+	errs = append(errs, r.init.end(), r.p.takeAway(r.cgroup), r.host.close(), r.owner.Close())
 	if err := errors.Join(errs...); err != nil {
 		t.Errorf("taking containerd away: %v", err)
 	}
+}
+
+// takeAway ends and removes all that belongs to one directory, each thing by its exact
+// name, and says what it could not take away. It does not stop half way; the directory
+// goes last, and only if all else went, since it names the rest.
+func (p paths) takeAway(cgroup string) error {
+	recs, err := p.recorded()
+	errs := []error{err}
+	errs = append(errs,
+		killAll(func(q process) bool {
+			return filepath.Base(q.args[0]) == "containerd" && q.flag("--config") == p.config
+		}),
+		p.killShims(""),
+		killAll(func(q process) bool { // before its container: it would run podman's clean-up
+			return filepath.Base(q.args[0]) == "conmon" && slices.ContainsFunc(q.args, func(a string) bool {
+				return strings.HasPrefix(a, p.dir+"/")
+			})
+		}),
+		killCgroup(cgroup), killCgroup(cgroup+podmanSuffix),
+		killAll(func(q process) bool { return len(q.args) == 2 && q.args[1] == p.dir }), // a stand-in
+	)
+	for _, rec := range recs {
+		errs = append(errs, dropNetns(rec.netns), removeCache(rec.id))
+		// The name of a shim's socket: containerd runtime/v2/shim/util_unix.go.
+		sum := sha256.Sum256([]byte(filepath.Join(p.socket, "k8s.io", rec.id)))
+		errs = append(errs, removeIfThere(filepath.Join(shimSockets, fmt.Sprintf("%x", sum))))
+	}
+	errs = append(errs, unmountBelow(p.dir), removeCgroups(cgroup), removeCgroups(cgroup+podmanSuffix))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(p.dir)
+}
+
+var cgroupName = regexp.MustCompile(`^/hf-[a-z0-9]{12}$`)
+
+// own marks the directory as belonging to a living test: a lock on a file that names
+// the cgroup. It appears under its name locked, so that nobody finds it unlocked.
+func (p paths) own(cgroup string) (*os.File, error) {
+	f, err := os.OpenFile(p.owner+".new", os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.WriteString(cgroup)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), p.owner)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// takeAwayAbandoned takes away what test binaries left that were killed (go test
+// -timeout, a closed pipe): their lock is gone with them.
+func takeAwayAbandoned() error {
+	owners, err := filepath.Glob(filepath.Join(os.TempDir(), "hf-*", "owner"))
+	errs := []error{err}
+	for _, path := range owners {
+		errs = append(errs, takeAwayIfAbandoned(path))
+	}
+	return errors.Join(errs...)
+}
+
+func takeAwayIfAbandoned(owner string) error {
+	dir := filepath.Dir(owner)
+	var st unix.Stat_t
+	// Only what this user's test made: what it says is believed.
+	if err := unix.Lstat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() {
+		return nil
+	}
+	f, err := os.OpenFile(owner, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil // just taken away by another
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil // alive
+	}
+	content, err := os.ReadFile(owner)
+	if err != nil {
+		return nil
+	}
+	cgroup := string(content)
+	if !cgroupName.MatchString(cgroup) {
+		return fmt.Errorf("%s: %q is no cgroup of ours", owner, cgroup)
+	}
+	return pathsIn(dir).takeAway(cgroup)
 }
 
 func removeIfThere(path string) error {

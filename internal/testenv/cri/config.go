@@ -23,7 +23,7 @@ const (
 type paths struct {
 	dir, root, state, socket, config, log string
 	confDir, binDir, realDir, dataDir     string
-	image, record                         string
+	image, record, owner                  string
 }
 
 func pathsIn(dir string) paths {
@@ -31,7 +31,7 @@ func pathsIn(dir string) paths {
 	return paths{
 		dir: dir, root: in("root"), state: in("state"), socket: in("c.sock"), config: in("config.toml"),
 		log: in("containerd.log"), confDir: in("net.d"), binDir: in("bin"), realDir: in("real"),
-		dataDir: in("networks"), image: in("pause.tar"), record: in("netns.log"),
+		dataDir: in("networks"), image: in("pause.tar"), record: in("netns.log"), owner: in("owner"),
 	}
 }
 

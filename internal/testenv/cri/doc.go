@@ -16,6 +16,6 @@
 //
 // Non-scope: asserting anything about holdfast; images other than pause; IPv6.
 //
-// A test binary that is killed (go test -timeout, SIGKILL) cleans nothing: its
-// processes can be found by the directory in their command lines.
+// A test binary that is killed (go test -timeout, SIGKILL) cleans nothing; the next
+// Start on the machine finds what it left by an abandoned lock, and takes that away.
 package cri

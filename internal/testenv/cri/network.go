@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -151,6 +153,8 @@ func (p paths) writeLoopbackRecorder() error {
 	return os.WriteFile(filepath.Join(p.binDir, "loopback"), []byte(script), 0o755)
 }
 
+var netnsPath = regexp.MustCompile(`^(/var)?/run/netns/[a-z]+-[0-9a-f-]+$`)
+
 // recorded is a container ID and the netns that it was given.
 type recorded struct{ id, netns string }
 
@@ -167,12 +171,23 @@ func (p paths) recorded() ([]recorded, error) {
 	for line := range strings.Lines(string(b)) {
 		id, netns, _ := strings.Cut(strings.TrimSpace(line), " ")
 		rec := recorded{id: id, netns: netns}
-		if netns != "" && !seen[rec] { // a DEL may come with an empty netns
+		// A DEL may come with an empty netns.
+		if netnsPath.MatchString(netns) && !seen[rec] {
 			seen[rec] = true
 			out = append(out, rec)
 		}
 	}
 	return out, nil
+}
+
+// recordNetns adds what no loopback plugin told us.
+func (p paths) recordNetns(id, netns string) error {
+	f, err := os.OpenFile(p.record, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, id, netns)
+	return errors.Join(err, f.Close())
 }
 
 // pollEvery is short beside anything that is waited for, and long beside its cost.

@@ -25,8 +25,10 @@ type Podman struct {
 	dir    string
 	cgroup string
 	env    []string
-	made   []Container
 }
+
+// podmanSuffix is what podman's cgroup adds to the runtime's.
+const podmanSuffix = "-podman"
 
 // Container is a podman container that was made.
 type Container struct {
@@ -40,11 +42,11 @@ type Container struct {
 
 // StartPodman sets podman up beside r (it has no daemon). The network that r has now
 // is the one that its containers join; later changes of r's network reach podman too,
-// since they share the directory. Containers are taken away when the test ends.
+// since they share the directory. Containers are taken away with r.
 func StartPodman(t testing.TB, r *Runtime) *Podman {
 	t.Helper()
 	testenv.Need(t, testenv.Podman)
-	p := &Podman{r: r, dir: filepath.Join(r.p.dir, "podman"), cgroup: r.cgroup + "-podman"}
+	p := &Podman{r: r, dir: filepath.Join(r.p.dir, "podman"), cgroup: r.cgroup + podmanSuffix}
 	if err := os.Mkdir(p.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +76,6 @@ volume_path = %q
 	}
 	p.env = append(os.Environ(), "CONTAINERS_CONF="+confPath, "CONTAINERS_STORAGE_CONF="+storagePath,
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin:"+os.Getenv("PATH"))
-	t.Cleanup(func() { p.close(t) })
 	if _, err := p.podman("load", "-q", "-i", r.p.image); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +108,6 @@ func (p *Podman) Run(t testing.TB, name string) Container {
 		t.Fatal(err)
 	}
 	c := Container{ID: id, Name: name}
-	p.made = append(p.made, c)
 	raw, err := p.podman("inspect", id)
 	if err != nil {
 		t.Fatal(err)
@@ -127,10 +127,12 @@ func (p *Podman) Run(t testing.TB, name string) Container {
 	}
 	info := infos[0]
 	c.PID, c.ConmonPID, c.Netns = info.State.Pid, info.State.ConmonPid, info.NetworkSettings.SandboxKey
+	if err := p.r.p.recordNetns(c.ID, c.Netns); err != nil {
+		t.Fatal(err)
+	}
 	if c.IP, err = netip.ParseAddr(info.NetworkSettings.Networks[p.r.net.Name].IPAddress); err != nil {
 		t.Fatalf("podman inspect: %v\n%s", err, raw)
 	}
-	p.made[len(p.made)-1] = c
 	return c
 }
 
@@ -164,20 +166,6 @@ func killProcess(c Container) error {
 			return slices.Contains(strings.Split(path, "/"), name)
 		})
 	})
-}
-
-func (p *Podman) close(t testing.TB) {
-	var errs []error
-	for _, c := range p.made {
-		errs = append(errs, killConmon(c), killProcess(c), removeCache(c.ID))
-		if c.Netns != "" {
-			errs = append(errs, dropNetns(c.Netns))
-		}
-	}
-	errs = append(errs, unmountBelow(p.dir), removeCgroups(p.cgroup))
-	if err := errors.Join(errs...); err != nil {
-		t.Errorf("taking podman away: %v", err)
-	}
 }
 
 // String is for messages.

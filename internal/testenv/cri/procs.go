@@ -108,11 +108,11 @@ func killOne(pid int, match func(process) bool) error {
 	}
 }
 
-// killShims ends the shims of this runtime: those of one sandbox, or all with id "".
-func (r *Runtime) killShims(id string) error {
-	return killAll(func(p process) bool {
-		return strings.HasPrefix(filepath.Base(p.args[0]), "containerd-shim") &&
-			strings.TrimSuffix(p.flag("-address"), ".ttrpc") == r.p.socket && (id == "" || p.flag("-id") == id)
+// killShims ends the shims of the runtime in this directory: those of one sandbox, or all with id "".
+func (p paths) killShims(id string) error {
+	return killAll(func(q process) bool {
+		return strings.HasPrefix(filepath.Base(q.args[0]), "containerd-shim") &&
+			strings.TrimSuffix(q.flag("-address"), ".ttrpc") == p.socket && (id == "" || q.flag("-id") == id)
 	})
 }
 

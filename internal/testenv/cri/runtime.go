@@ -34,9 +34,12 @@ type Runtime struct {
 	p          paths
 	net        Network
 	host       *hostNetns
-	cgroup     string // parent of the sandboxes' cgroups, such as "/hf-1f2e..."
+	owner      *os.File // locked as long as the test lives
+	init       *standIn // made by the first RunOnNode
+	cgroup     string   // parent of the sandboxes' cgroups, such as "/hf-1f2e..."
 	containerd string
 	shimDir    string
+	pause      string
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has been waited for
@@ -50,6 +53,9 @@ type Runtime struct {
 func Start(t testing.TB, v Version) *Runtime {
 	t.Helper()
 	testenv.Need(t, testenv.CRI)
+	if err := takeAwayAbandoned(); err != nil {
+		t.Logf("taking away what a killed test left: %v", err)
+	}
 	r := &Runtime{Version: v}
 	if err := r.prepare(t.Context()); err != nil {
 		t.Fatalf("prepare containerd %s: %v", v, err)
@@ -94,6 +100,7 @@ func (r *Runtime) prepare(ctx context.Context) error {
 	if r.containerd, r.shimDir, err = programs(r.Version, built[len(built)-1]); err != nil {
 		return err
 	}
+	r.pause = filepath.Join(built[1], "pause")
 	dir, err := shortTempDir()
 	if err != nil {
 		return err
@@ -101,11 +108,14 @@ func (r *Runtime) prepare(ctx context.Context) error {
 	r.p = pathsIn(dir)
 	r.Endpoint = "unix://" + r.p.socket
 	r.cgroup = "/hf-" + strings.ToLower(rand.Text()[:12])
-	if err := r.p.populate(r.Version, built[0], built[1]); err != nil {
+	if err := r.p.populate(r.Version, built[0], r.pause); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	if r.host, err = newHostNetns(); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
+	}
+	if r.owner, err = r.p.own(r.cgroup); err != nil {
+		return errors.Join(err, r.host.close(), os.RemoveAll(dir))
 	}
 	return nil
 }
@@ -153,7 +163,7 @@ func (p paths) populate(v Version, plugins, pause string) error {
 	if err := p.writeLoopbackRecorder(); err != nil {
 		return err
 	}
-	if err := writeImage(p.image, filepath.Join(pause, "pause")); err != nil {
+	if err := writeImage(p.image, pause); err != nil {
 		return err
 	}
 	return os.WriteFile(p.config, []byte(p.containerdConfig(v)), 0o644)
@@ -305,11 +315,8 @@ func (r *Runtime) DataDir() string { return r.p.dataDir }
 // machine's own.
 func (r *Runtime) CacheDir() string { return libcniCache }
 
-// Run runs a program in the network namespace that stands for the node's.
-func (r *Runtime) Run(cmd *exec.Cmd) error { return r.host.run(cmd) }
-
-// Output is Run that returns the program's standard output; an error carries what it
-// said on standard error.
+// Output runs a program in the network namespace that stands for the node's, and
+// returns its standard output; an error carries what it said on standard error.
 func (r *Runtime) Output(cmd *exec.Cmd) (string, error) {
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg

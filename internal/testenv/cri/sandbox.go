@@ -186,7 +186,7 @@ func (r *Runtime) Listed(t testing.TB) map[string]bool {
 // that nobody tells the runtime. The netns mount stays: see DropNetns.
 func (r *Runtime) KillSandbox(t testing.TB, s Sandbox) {
 	t.Helper()
-	if err := r.killShims(s.ID); err != nil {
+	if err := r.p.killShims(s.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := killCgroup(filepath.Join(r.cgroup, s.ID)); err != nil {
