@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -86,33 +85,15 @@ type examination struct {
 	rooms  []room
 }
 
-// nowhere is a state directory that does not exist, which reads as never written.
-const nowhere = "/nonexistent/holdfast"
-
 // examine looks at everything. An error is a usage error or the end of ctx: what is
 // wrong with the node is a finding.
 func examine(ctx context.Context, o *options) (*examination, error) {
 	x := &examination{o: o}
 	var err error
 	if x.n, err = openNode(o, readOnly); err != nil {
-		var usage usageError
-		if errors.As(err, &usage) {
-			return nil, err
-		}
-		blind := *o
-		blind.stateDir = nowhere
-		x.closed = err
-		if x.n, err = openNode(&blind, readOnly); err != nil {
-			return nil, err
-		}
-		// Which runtimes must be asked is not known now, as it is in gc.
-		for i, w := range x.n.engine.Witnesses {
-			if c, ok := w.(criWitness); ok && !x.n.policy.CRINone {
-				c.unknown = x.closed
-				x.n.engine.Witnesses[i] = c
-			}
-		}
+		return nil, err
 	}
+	x.closed = x.n.unwritable
 	if x.au, err = x.n.engine.Look(ctx, x.n.policy); err != nil {
 		x.n.Close()
 		return nil, err

@@ -131,7 +131,7 @@ func (r *sweepRun) look(ctx context.Context) error {
 	if au.Unremembered != nil {
 		r.a.say("what was seen is not remembered: %v", au.Unremembered)
 		if !r.dryRun {
-			return fmt.Errorf("nothing is released without a memory of what was seen: %w", au.Unremembered)
+			return withheldError{fmt.Errorf("nothing is released without a memory of what was seen: %w", au.Unremembered)}
 		}
 	}
 	r.audit = au

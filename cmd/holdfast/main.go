@@ -40,6 +40,12 @@ func usagef(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
+// withheldError says why nothing at all could be released: exit 4.
+type withheldError struct{ err error }
+
+func (e withheldError) Error() string { return e.err.Error() }
+func (e withheldError) Unwrap() error { return e.err }
+
 // exitError ends with a code whose reason has been printed already.
 type exitError int
 
@@ -56,6 +62,7 @@ func run(args []string) int {
 	err := root.ExecuteContext(ctx)
 	var code exitError
 	var usage usageError
+	var withheld withheldError
 	switch {
 	case err == nil:
 		return exitOK
@@ -67,6 +74,9 @@ func run(args []string) int {
 		return exitUsage
 	}
 	fmt.Fprintln(a.stderr, "holdfast:", report.Clean(err.Error()))
+	if errors.As(err, &withheld) {
+		return exitWithheld
+	}
 	return exitFailed
 }
 

@@ -64,10 +64,10 @@ func openNode(o *options, want access) (n *node, err error) {
 		}
 	}()
 	if err := n.openState(want); err != nil {
-		return n, err
+		return n, withheldError{err}
 	}
 	if err := n.loadHolds(); err != nil && want == releases {
-		return n, err
+		return n, withheldError{err}
 	} else if err != nil {
 		n.warnings = append(n.warnings, err.Error())
 	}
@@ -122,7 +122,8 @@ func (n *node) openState(want access) error {
 		}
 	}
 	if err != nil && want == readOnly && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		st, n.unwritable = nil, err
+		n.warnings = append(n.warnings, err.Error())
 	}
 	n.state = st
 	if want != readOnly && n.unwritable == nil {
@@ -139,9 +140,15 @@ func (n *node) openState(want access) error {
 		if want == releases {
 			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
 		}
+		n.warnings = append(n.warnings, err.Error())
 		return nil
 	}
 	n.journal = j
+	if want == releases {
+		if err := j.Writable(); err != nil {
+			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -162,8 +169,12 @@ func (n *node) loadHolds() error {
 }
 
 func (n *node) knownRuntimes() ([]string, error) {
-	if n.state == nil || n.policy.CRINone {
+	if n.policy.CRINone {
 		return nil, nil
+	}
+	if n.state == nil {
+		// Nothing was ever written, or nobody knows which runtimes must be asked.
+		return nil, n.unwritable
 	}
 	return n.state.KnownRuntimes()
 }

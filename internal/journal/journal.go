@@ -110,8 +110,24 @@ func (j *Journal) openForReading() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
 	j.f = f
-	return err
+	// What appending would refuse is worth knowing to whoever only reads.
+	lr := lineReader{r: bufio.NewReader(f)}
+	line, _, err := lr.next()
+	if err != nil && !errors.Is(err, io.EOF) {
+		return bare(err)
+	}
+	text, ended := bytes.CutSuffix(line, []byte{'\n'})
+	switch h, err := parseHeader(text); {
+	case err == nil && h.V > version:
+		j.refuse = ErrNewer
+	case err != nil && len(line) > 0 && (ended || !blankHeader(line)):
+		j.refuse = ErrHeader
+	}
+	return nil
 }
 
 func (j *Journal) openForAppending() error {
@@ -333,12 +349,12 @@ func (j *Journal) append(recs []Record) error {
 // writable says why nothing may be written now.
 func (j *Journal) writable() error {
 	switch {
+	case j.refuse != nil:
+		return j.refuse
 	case j.readOnly:
 		return ErrReadOnly
 	case j.f == nil:
 		return fs.ErrClosed
-	case j.refuse != nil:
-		return j.refuse
 	}
 	mine, err := j.f.Stat()
 	if err != nil {

@@ -68,6 +68,9 @@ func Policy(p verdict.Policy, m Meta) api.Policy {
 		Witnesses: p.Required, CRINone: p.CRINone, Grace: p.Grace.String(), OrphanGrace: p.OrphanGrace.String(),
 		Orphans: p.Orphans, Foreign: p.Foreign, Networks: m.Networks, MaxReleases: m.MaxReleases, ForceOverCap: m.ForceOverCap,
 	}
+	if out.Witnesses == nil {
+		out.Witnesses = []string{}
+	}
 	for _, e := range p.Exclude {
 		out.Exclude = append(out.Exclude, e.String())
 	}
