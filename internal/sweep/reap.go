@@ -19,11 +19,14 @@ const (
 	// confirmation is fresh. Plugins take long, so few groups with them go together.
 	batchGroups = 512
 	batchExecs  = 64
-	// stale is how old a confirmation may be when the addresses go.
+	// stale is how old a confirmation may be when the addresses go, from when the
+	// witnesses were asked.
 	stale = 500 * time.Millisecond
-	// releaseTimeout bounds one batch once its intents are journalled. It does not
-	// depend on the caller's context: what was begun is ended.
-	releaseTimeout = 2 * time.Minute
+	// delTime bounds the DELs of one batch together. One that hangs cannot hold an
+	// address alive, so it must not keep one either.
+	delTime = time.Minute
+	// moveTime bounds the moves of one batch.
+	moveTime = time.Minute
 )
 
 // Released is one reservation, cache file or namespace that went.
@@ -62,21 +65,24 @@ func (e *Engine) Reap(ctx context.Context, a *Audit, p *plan.Plan) (*Result, err
 	}
 	res := &Result{Sweep: sweep}
 	n := 0
-	for _, groups := range batches(p.Groups) {
+	todo := batches(p.Groups)
+	for i, groups := range todo {
 		if err := ctx.Err(); err != nil {
 			return res, err
 		}
-		b := &batch{e: e, a: a, res: res, sweep: sweep}
+		b := &batch{e: e, a: a, res: res, sweep: sweep, confirmedAt: e.Clock()}
 		// Gate 3: asked again, judged again, by the same code.
 		confirmed := e.again(ctx, a)
 		for i := range groups {
 			b.add(&groups[i], confirmed, &n)
 		}
 		// What is begun is ended, whatever becomes of the caller.
-		bctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
-		err := b.release(bctx)
-		cancel()
-		if err != nil {
+		if err := b.release(context.WithoutCancel(ctx)); err != nil {
+			for _, rest := range todo[i+1:] {
+				for _, g := range rest {
+					b.withhold(&g, err)
+				}
+			}
 			return res, err
 		}
 	}
@@ -88,29 +94,39 @@ func (b *batch) release(ctx context.Context) error {
 	if len(b.items) == 0 {
 		return nil
 	}
-	b.confirmedAt = b.e.Clock()
 	// Gate 4: intent, durable, before anything is touched.
 	if err := b.e.Journal.Append(b.intents()...); err != nil {
 		err = fmt.Errorf("no intent could be written, so nothing is released: %w", err)
-		for _, it := range b.items {
-			b.res.Failed = append(b.res.Failed, Failure{Finding: it.f, Outcome: "withheld", Err: err})
+		for _, g := range b.groups {
+			b.withhold(g.g, err)
 		}
 		return err
 	}
 	// Gate 6: what can hold an address alive goes before the address.
+	dels, cancel := context.WithTimeout(ctx, delTime)
 	for _, g := range b.groups {
-		b.sides(ctx, g)
+		b.sides(ctx, dels, g)
 	}
+	cancel()
 	if d, ok := b.e.Clock().Since(b.confirmedAt); !ok || d > stale {
 		b.reprieve(b.e.again(ctx, b.a))
 	}
 	// Gates 5 and 7: under the allocator's lock, the same incarnation, moved.
-	b.move(ctx)
+	moves, cancel := context.WithTimeout(ctx, moveTime)
+	b.move(moves)
+	cancel()
 	// Gate 8.
 	if err := b.e.Journal.Append(b.outcomes()...); err != nil {
 		return fmt.Errorf("the outcome could not be written; the next run settles it: %w", err)
 	}
 	return nil
+}
+
+// withhold reports a group with which nothing was begun.
+func (b *batch) withhold(g *plan.Group, err error) {
+	for _, f := range g.Findings {
+		b.res.Failed = append(b.res.Failed, Failure{Finding: f, Outcome: "withheld", Err: err})
+	}
 }
 
 func batches(groups []plan.Group) [][]plan.Group {
@@ -179,9 +195,7 @@ func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n 
 	for _, it := range run.items {
 		// What the journal cannot hold is not released (I3), and the group is whole.
 		if err := b.intent(it).Check(); err != nil {
-			for _, f := range g.Findings {
-				b.res.Failed = append(b.res.Failed, Failure{Finding: f, Outcome: "withheld", Err: err})
-			}
+			b.withhold(g, err)
 			return
 		}
 	}
@@ -238,7 +252,7 @@ func (b *batch) intent(it *item) journal.Record {
 
 // sides runs the steps of a group that come before its addresses. A piece that can
 // hold the address alive and stands keeps the address; another is only reported.
-func (b *batch) sides(ctx context.Context, run *running) {
+func (b *batch) sides(ctx, dels context.Context, run *running) {
 	first := run.items[0]
 	var blocked error
 	for _, s := range run.g.Steps {
@@ -253,7 +267,11 @@ func (b *batch) sides(ctx context.Context, run *running) {
 		if s.Kind == plan.StepCache || s.Kind == plan.StepDel {
 			r.Detail = run.kept[s.Resource.Path]
 		}
-		if r.Detail == "" {
+		switch {
+		case r.Detail != "":
+		case s.Kind == plan.StepDel:
+			r = b.e.Sides.Run(dels, s)
+		default:
 			r = b.e.Sides.Run(ctx, s)
 		}
 		r.Irreversible = s.Irreversible && r.State == journal.StepDone
@@ -264,7 +282,9 @@ func (b *batch) sides(ctx context.Context, run *running) {
 			blocked = fmt.Errorf("%s %s: %s", s.Kind, s.Object, r.Detail)
 		}
 		for _, it := range run.items {
-			if it.f.Resource == s.Resource && s.Kind == plan.StepCache || s.Kind == plan.StepNetns && it.f.Resource.Kind == claim.KindNetns {
+			own := it.f.Resource == s.Resource && s.Kind == plan.StepCache ||
+				s.Kind == plan.StepNetns && it.f.Resource.Kind == claim.KindNetns && it.f.Resource.NetnsID == s.NetnsID
+			if own {
 				it.settleBy(r)
 			}
 		}

@@ -86,20 +86,23 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 	case undo && quarantined && en.Intent.Boot != rec.At.Boot:
 		// Its Pod is gone for good; putting it back would only hold the address.
 		rec.Outcome = journal.UndoFailed
-		return rec, nil
-	case undo && quarantined:
-		// A copy may stand in the store already; Restore knows its own.
-		taken, err := e.Vault.Restore(ctx, m)
-		if err != nil {
+		return rec, e.Holds.Unhold(holdOf(en))
+	case undo:
+		// The hold first, as in undoOne: it may not have been written.
+		if _, err := e.Holds.Hold(holdOf(en), en.ID); err != nil {
 			return rec, err
 		}
 		rec.Outcome = journal.UndoRestored
+		if !quarantined {
+			return rec, nil
+		}
+		// A copy may stand in the store already; Restore knows its own.
+		taken, err := e.Vault.Restore(ctx, m)
 		if taken {
 			rec.Outcome = journal.UndoTaken
+			err = e.Holds.Unhold(holdOf(en))
 		}
-		return rec, nil
-	case undo:
-		rec.Outcome = journal.UndoRestored
+		return rec, err
 	case quarantined && !origin:
 		rec.Outcome = journal.OutcomeReleased
 	case origin:
@@ -113,6 +116,11 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 		}
 	}
 	return rec, nil
+}
+
+// holdOf is the hold that an undo puts on its address.
+func holdOf(en journal.Entry) verdict.Hold {
+	return verdict.Hold{Store: en.Release.Store, Addr: en.Release.Addr, Why: "put back by undo " + en.ID}
 }
 
 // Undone is what became of one undo.
@@ -131,8 +139,8 @@ var ErrNotUndoable = errors.New("cannot be undone")
 
 // Undo puts releases back, in the order given, each with a hold so that the next sweep
 // leaves it. The hold comes first: between the two the address must not be released
-// again.
-func (e *Engine) Undo(_ context.Context, ids []string) ([]Undone, error) {
+// again. When ctx ends, the undo at hand is finished and the rest is left.
+func (e *Engine) Undo(ctx context.Context, ids []string) ([]Undone, error) {
 	recs, _, err := e.Journal.Load()
 	if err != nil {
 		return nil, fmt.Errorf("undo: %w", err)
@@ -144,15 +152,23 @@ func (e *Engine) Undo(_ context.Context, ids []string) ([]Undone, error) {
 	}
 	var out []Undone
 	for _, id := range ids {
+		if err := ctx.Err(); err != nil {
+			return out, err
+		}
 		i := slices.IndexFunc(entries, func(en journal.Entry) bool { return en.ID == id })
 		if i < 0 {
 			return out, fmt.Errorf("undo %q: %w: the journal has no such release", id, ErrNotUndoable)
 		}
 		u, err := e.undoOne(run, entries[i])
+		if u.Outcome != "" {
+			out = append(out, u)
+		}
 		if err != nil {
 			return out, err
 		}
-		out = append(out, u)
+		if u.Outcome == journal.UndoRestored {
+			entries[i].State = journal.StateUndone // it may be named twice
+		}
 	}
 	return out, nil
 }
@@ -198,7 +214,7 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 
 func (e *Engine) restore(u *Undone, en journal.Entry) {
 	r := en.Release
-	hold := verdict.Hold{Store: r.Store, Addr: r.Addr, Why: "put back by undo " + en.ID}
+	hold := holdOf(en)
 	added, err := e.Holds.Hold(hold, en.ID)
 	if err != nil {
 		u.Outcome, u.Err = journal.UndoFailed, fmt.Errorf("no hold could be written, so the next sweep would release it again: %w", err)

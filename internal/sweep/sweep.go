@@ -112,14 +112,14 @@ type Engine struct {
 	// Reservations is the one of Inventories that lists addresses; it is listed again
 	// before anything is called Missing.
 	Reservations Inventory
-	Witnesses   []Witness
-	Memory      Memory
-	Journal     Log
-	Vault       Vault
-	Sides       Sides
-	Holds       Holds
-	Clock       func() claim.Instant
-	Rand        io.Reader
+	Witnesses    []Witness
+	Memory       Memory
+	Journal      Log
+	Vault        Vault
+	Sides        Sides
+	Holds        Holds
+	Clock        func() claim.Instant
+	Rand         io.Reader
 }
 
 // Audit is the result of one look.
