@@ -177,7 +177,7 @@ func TestMatch(t *testing.T) {
 		{name: "whole ID", query: "abcdef000001", want: []string{"10.1.0.2", "fd00::2"}},
 		{name: "unique prefix", query: "abcdef0000020", want: []string{"10.1.0.4"}},
 		{name: "exact wins over prefix", query: "abcdef000002", want: []string{"10.1.0.3"}},
-			{name: "ambiguous", query: "abc", ambiguous: true},
+		{name: "ambiguous", query: "abc", ambiguous: true},
 		{name: "part in the middle", query: "def0000"},
 		{name: "longer than the ID", query: "abcdef0000010"},
 		{name: "pod", query: "default/web-0", want: []string{"10.1.0.2", "fd00::2"}},
