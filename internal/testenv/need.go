@@ -94,11 +94,11 @@ func check(capability string) error {
 	case Root:
 		return checkRoot()
 	case Netns:
-		return errors.Join(checkRoot(), onDoomedThread(func() error {
+		return errors.Join(checkRoot(), OnDoomedThread(func() error {
 			return os.NewSyscallError("unshare(CLONE_NEWNET)", unix.Unshare(unix.CLONE_NEWNET))
 		}))
 	case Mount:
-		return errors.Join(checkRoot(), onDoomedThread(checkMount))
+		return errors.Join(checkRoot(), OnDoomedThread(checkMount))
 	case PIDNS:
 		return errors.Join(checkRoot(), checkPIDNS())
 	case CRI:
@@ -110,11 +110,11 @@ func check(capability string) error {
 	case NFT:
 		return errors.Join(check(Netns), inPath("nft"))
 	case IFB:
-		return errors.Join(checkRoot(), onDoomedThread(checkIFB))
+		return errors.Join(checkRoot(), OnDoomedThread(checkIFB))
 	case Cgroup:
 		return errors.Join(checkRoot(), checkCgroup())
 	case Overlay:
-		return errors.Join(checkRoot(), onDoomedThread(checkOverlay))
+		return errors.Join(checkRoot(), OnDoomedThread(checkOverlay))
 	case Immutable:
 		return errors.Join(checkRoot(), checkImmutable())
 	case Nobody:
@@ -141,16 +141,17 @@ func inPath(names ...string) error {
 	return nil
 }
 
-// onDoomedThread runs f on a thread that ends with it: a goroutine that exits while
-// locked takes its thread along, so whatever f changed of it is gone.
-func onDoomedThread(f func() error) error {
+// OnDoomedThread runs f on a thread that ends with it: a goroutine that exits while
+// locked takes its thread along, and with it whatever f changed of the thread. The
+// main thread cannot end, so f is never run there: it would stay in f's namespace, and
+// /proc/PID of this whole process would show it.
+func OnDoomedThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end, and /proc/PID/ns shows where it is. While this
-			// goroutine keeps it, another runs elsewhere.
-			done <- onDoomedThread(f)
+			// While this goroutine keeps the main thread, another runs elsewhere.
+			done <- OnDoomedThread(f)
 			runtime.UnlockOSThread()
 			return
 		}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -144,18 +143,14 @@ func TestWithoutPowersItIsSilent(t *testing.T) {
 }
 
 // runWithoutPtrace starts the command from a thread that can no longer give the
-// capability to what it executes. The thread ends with it: the goroutine never unlocks.
+// capability to what it executes, not even to root.
 func runWithoutPtrace(cmd *exec.Cmd) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
+	return testenv.OnDoomedThread(func() error {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_PTRACE, 0, 0, 0); err != nil {
-			done <- os.NewSyscallError("prctl(PR_CAPBSET_DROP)", err)
-			return
+			return os.NewSyscallError("prctl(PR_CAPBSET_DROP)", err)
 		}
-		done <- cmd.Run()
-	}()
-	return <-done
+		return cmd.Run()
+	})
 }
 
 func TestShimAndPluginAreHits(t *testing.T) {

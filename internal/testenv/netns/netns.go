@@ -5,12 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 // NS is one private network namespace, pinned by the bind mount at Path.
@@ -42,7 +43,7 @@ func NewAt(t testing.TB, path string) *NS {
 	}
 	f.Close()
 	t.Cleanup(n.close)
-	err = onDoomedThread(func() error {
+	err = testenv.OnDoomedThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
@@ -100,7 +101,7 @@ func (n *NS) FD() int { return n.fd }
 // Do runs f on a thread that is in the namespace and ends with f. f must not start
 // goroutines that are to be in it, and must not call t.FailNow.
 func (n *NS) Do(f func() error) error {
-	return onDoomedThread(func() error {
+	return testenv.OnDoomedThread(func() error {
 		if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("setns", err)
 		}
@@ -196,23 +197,4 @@ func (n *NS) up(ifName string) {
 	if err := h.LinkSetUp(link); err != nil {
 		n.t.Fatalf("set %s up: %v", ifName, err)
 	}
-}
-
-// onDoomedThread runs f on a thread that ends with it: a goroutine that exits while
-// locked takes its thread along, and with it whatever f changed of the thread. The
-// main thread cannot end, so f is never run there: it would stay in f's namespace,
-// and /proc/PID of this whole process would show it.
-func onDoomedThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine keeps the main thread, another runs elsewhere.
-			done <- onDoomedThread(f)
-			runtime.UnlockOSThread()
-			return
-		}
-		done <- f() // never unlocked
-	}()
-	return <-done
 }
