@@ -199,7 +199,7 @@ func TestUndoKilledAnywhere(t *testing.T) {
 }
 
 // schedules is how many random lives of a node are tried.
-const schedules = 800
+const schedules = 600
 
 // Whatever happens in whatever order: what is alive stays, nothing is lost or doubled, a
 // silent witness releases nothing, and when all is quiet every leak is gone (I1, I2, I4).

@@ -200,7 +200,7 @@ func (n *node) engine() *Engine {
 		n.t.Fatal(err)
 	}
 	return &Engine{
-		Inventories: []Inventory{invTap{n, n.inv}, invTap{n, n.cache}}, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
+		Inventories: []Inventory{invTap{n, n.inv}, invTap{n, n.cache}}, Reservations: invTap{n, n.inv}, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
 		Journal: logTap{n}, Vault: vaultTap{n}, Sides: sideTap{n}, Holds: holdTap{n}, Clock: n.clock, Rand: n.rng,
 	}
 }

@@ -263,7 +263,7 @@ func TestIntentCannotBeWritten(t *testing.T) {
 	if !errors.Is(err, errFull) {
 		t.Errorf("err = %v", err)
 	}
-	if len(r.Failed) != 1 || r.Failed[0].Outcome != "withheld" || r.Failed[0].Err == nil || len(r.Released) != 0 {
+	if len(r.Failed) != 2 || r.Failed[0].Outcome != "withheld" || r.Failed[0].Err == nil || len(r.Released) != 0 {
 		t.Errorf("result: %v", outcomes(r))
 	}
 	if !exists(path) || !exists(c) || len(n.ops) != 1 || len(n.entries()) != 0 {
