@@ -349,13 +349,25 @@ func reason(output []string) string {
 	return cmp.Or(strings.Join(said, " "), "no reason given")
 }
 
+// notInShort ends the reason that internal/testenv gives in a run with -short. Such
+// skips were asked for, and a hundred of their names would bury the one that was not.
+const notInShort = "not in a short run"
+
 // summary is the end of the output.
 func (t *tally) summary() string {
 	var b strings.Builder
 	if len(t.skips) > 0 {
 		b.WriteString("\nskipped:\n")
+		short := 0
 		for _, s := range t.skips {
+			if strings.HasSuffix(s.reason, notInShort) {
+				short++
+				continue
+			}
 			fmt.Fprintf(&b, "  %s: %s\n", s.name, s.reason)
+		}
+		if short > 0 {
+			fmt.Fprintf(&b, "  %d tests: %s; make test runs them\n", short, notInShort)
 		}
 	}
 	if len(t.failed) > 0 {

@@ -103,6 +103,16 @@ func TestFailureIsPrintedWholeAndSuccessIsNot(t *testing.T) {
 	}
 }
 
+// Skips that -short asked for are counted; every other one is named.
+func TestSummaryNamesSkips(t *testing.T) {
+	tl := newTally("m")
+	tl.skips = []skip{{"a.TestA", "needs netns: not in a short run"}, {"a.TestB", "needs netns: not root"}, {"a.TestC", "needs root: not in a short run"}}
+	want := "\nskipped:\n  a.TestB: needs netns: not root\n  2 tests: not in a short run; make test runs them\n\n"
+	if got := tl.summary(); !strings.HasPrefix(got, want) {
+		t.Errorf("got:\n%s\nwant at first:\n%s", got, want)
+	}
+}
+
 func TestBuildOutputIsPrinted(t *testing.T) {
 	tl := newTally("m")
 	out := feed(tl, "", false,
