@@ -79,12 +79,23 @@ func (n *node) killAt(nth int, half bool) *int {
 // one, converges: the next run settles it, goes on, and nothing was ever lost, doubled or
 // half done.
 func TestKilledAnywhere(t *testing.T) {
-	root := memDir(t)
+	t.Run("one file system", func(t *testing.T) {
+		killAnywhere(t, memDir(t), func(n *node) {})
+	})
+	// Where /dev/shm is another file system than the temp directory, files are copied.
+	t.Run("quarantine elsewhere", func(t *testing.T) {
+		elsewhere := t.TempDir()
+		killAnywhere(t, memDir(t), func(n *node) { n.vault.Dir = filepath.Join(elsewhere, filepath.Base(n.root)) })
+	})
+}
+
+func killAnywhere(t *testing.T, root string, arrange func(n *node)) {
 	moments := 1
 	for nth := 0; nth < moments; nth++ {
 		for _, half := range []bool{false, true} {
 			when := fmt.Sprintf("killed at moment %d, half=%v", nth, half)
 			n := newNodeIn(t, filepath.Join(root, fmt.Sprint(nth, half)))
+			arrange(n)
 			dead, alive := crowd(n)
 			e := n.engine()
 			a, p := n.due(e)
@@ -96,6 +107,7 @@ func TestKilledAnywhere(t *testing.T) {
 			if nth == 0 && !half {
 				// How many moments a whole sweep has.
 				m := newNodeIn(t, filepath.Join(root, "whole"))
+				arrange(m)
 				crowd(m)
 				e := m.engine()
 				a, p := m.due(e)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-cni/holdfast/internal/claim"
 	. "github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
@@ -54,6 +55,11 @@ func TestLookRounds(t *testing.T) {
 		{"both", func(n *node) {
 			n.reserve("pods", "10.1.0.9", "", "")
 			n.live[id(1)] = true
+			n.result("pods", id(1), "eth0", "", 0, "10.1.0.2")
+		}, 2, 3, verdict.Missing},
+		{"missing by the details", func(n *node) {
+			n.reserve("pods", "10.1.0.9", "", "")
+			n.unready = []claim.Sandbox{{ID: id(1), Endpoint: endpoint, Netns: n.netns(50, 1)}}
 			n.result("pods", id(1), "eth0", "", 0, "10.1.0.2")
 		}, 2, 3, verdict.Missing},
 	} {

@@ -49,6 +49,7 @@ type node struct {
 	now       claim.Instant
 	past      []string
 	live      map[string]bool // container IDs that the runtime lists
+	unready   []claim.Sandbox // NotReady ones; their namespaces are told in detail only
 	nets      map[uint64]claim.Netns
 	silent    map[string]string // witness -> why
 	asked     int
@@ -261,6 +262,12 @@ func (o oracle) Ask(ctx context.Context, detail bool) []claim.Testimony {
 		if n.live[l] {
 			cri.Sandboxes = append(cri.Sandboxes, claim.Sandbox{ID: l, Endpoint: endpoint, Ready: true})
 		}
+	}
+	for _, b := range n.unready {
+		if !detail {
+			b.Netns = ""
+		}
+		cri.Sandboxes = append(cri.Sandboxes, b)
 	}
 	ts := []claim.Testimony{
 		{Witness: claim.WitnessKernel, Kernel: kernel}, {Witness: claim.WitnessProcess, Process: &claim.ProcessFacts{}},
