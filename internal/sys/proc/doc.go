@@ -9,7 +9,8 @@
 //
 // Non-scope: what follows from it (package verdict); links, routes and veths
 // (package links). Nothing is changed on the node; for the length of a snapshot a
-// descriptor of every namespace is held.
+// descriptor of every namespace is held, and where a namespace's only mount is covered a
+// private copy of the mounts is made for a moment (uncover.go).
 //
 // # How it settles
 //
@@ -36,7 +37,12 @@
 //   - An address that is added, or a process that is started, after its namespace or
 //     /proc was read: the grace and the live re-check (I6) are for that.
 //   - A namespace that is kept by nothing but a socket made in it, a descriptor in
-//     flight in a unix socket, or a mount in a mount namespace that no process has as
+//     flight in a unix socket or in a thread's own table of descriptors
+//     (unshare(CLONE_FILES)), or a mount in a mount namespace that no process has as
 //     its main thread's.
+//   - A namespace whose only mount is covered in a mount namespace of another user
+//     namespace (rootless podman): the kernel keeps covers locked there, so both
+//     testimonies stay silent, with the path, until the process that has that mount
+//     namespace ends.
 //   - Addresses that the kernel does not have: gVisor, vfio, vhost-user (case F20).
 package proc

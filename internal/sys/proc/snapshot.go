@@ -73,6 +73,11 @@ type snapshot struct {
 	exempt bool // PID 1 was guarded
 	// initSeen: the last enumeration read PID 1's mounts and network namespace.
 	initSeen bool
+
+	uncovers int // private copies made, see uncover
+
+	coveredAt  []string // the mounts of namespaces entered that way
+	uncoverErr error    // why one was not
 }
 
 func newSnapshot(cfg Config) (*snapshot, error) {
@@ -130,10 +135,7 @@ func (s *snapshot) failed(op string, pid int, what string, err error) error {
 	if what != "" {
 		object += "/" + what
 	}
-	switch {
-	case err == unix.EMFILE || err == unix.ENFILE:
-		err = fmt.Errorf("%w: a descriptor of every network and mount namespace is held for a moment; raise the limit (ulimit -n)", err)
-	case refused(err) && !s.powers.both():
+	if refused(err) && !s.powers.both() {
 		err = fmt.Errorf("%w: CAP_SYS_PTRACE and CAP_SYS_ADMIN are needed", err)
 	}
 	return &Error{Op: op, Object: object, Err: err}
@@ -243,6 +245,9 @@ func (s *snapshot) missing() (bool, error) {
 		where := "held by a process"
 		if len(x.mounts) > 0 {
 			where = fmt.Sprintf("mounted at %q, perhaps below another mount", x.mounts[0])
+			if s.uncoverErr != nil {
+				where += fmt.Sprintf("; not uncovered: %q", s.uncoverErr.Error())
+			}
 		}
 		return true, &Error{Op: "enter", Object: fmt.Sprintf("network namespace %d", ino),
 			Err: fmt.Errorf("no path leads to it (%s)", where)}
@@ -288,10 +293,10 @@ func (s *snapshot) enumerate(ctx context.Context) error {
 			return err // one is enough, and every one says the same
 		}
 	}
-	return s.merge(walkers)
+	return s.merge(ctx, walkers)
 }
 
-func (s *snapshot) merge(walkers []*walker) error {
+func (s *snapshot) merge(ctx context.Context, walkers []*walker) error {
 	seen := map[uint64]*sighting{}
 	pids := map[mountKey][]int{}
 	exempt := false
@@ -343,6 +348,9 @@ func (s *snapshot) merge(walkers []*walker) error {
 		}
 	}
 	if err := s.pinByMounts(keys, pids); err != nil {
+		return err
+	}
+	if err := s.uncover(ctx, keys, pids); err != nil {
 		return err
 	}
 	s.before, s.last = s.last, seen

@@ -87,6 +87,13 @@ func (s *snapshot) vantage(failure error) claim.Vantage {
 			Detail: "a security module refuses PID 1 to us: its network namespace and its mounts were learnt otherwise, its open descriptors were not",
 		})
 	}
+	if n := len(s.coveredAt); n > 0 {
+		v.Checks = append(v.Checks, claim.Check{
+			Name: "covered-mounts", OK: true,
+			Detail: fmt.Sprintf("%d network namespaces were entered through a private copy of the mounts, since another mount lies above theirs: at %q",
+				n, s.coveredAt[:min(n, 8)]),
+		})
+	}
 	c := claim.Check{Name: "enumeration", OK: failure == nil}
 	if failure != nil {
 		c.Detail = failure.Error()

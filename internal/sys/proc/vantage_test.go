@@ -142,6 +142,32 @@ func TestWithoutPowersItIsSilent(t *testing.T) {
 	}
 }
 
+// A limit that is reached anywhere in a snapshot makes it silent, and says what to do.
+func TestFewDescriptorsAreSilence(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	for range 40 {
+		netns.New(t).Close()
+	}
+	limits := []int{256}
+	for n := 8; n < 48; n += 3 {
+		limits = append(limits, n)
+	}
+	silent := 0
+	for _, n := range limits {
+		out := child(t, nil, "sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0"`, n))
+		switch {
+		case strings.Contains(out, "kernel silent") && strings.Contains(out, "process silent") && strings.Contains(out, "ulimit -n"):
+			silent++
+		case n < 256 || !strings.Contains(out, "kernel complete"):
+			// 256 are enough, unless the machine is full of namespaces.
+			t.Errorf("with %d descriptors:\n%s", n, out)
+		}
+	}
+	if silent == 0 {
+		t.Error("no limit was reached, so this proves nothing")
+	}
+}
+
 // runWithoutPtrace starts the command from a thread that can no longer give the
 // capability to what it executes, not even to root.
 func runWithoutPtrace(cmd *exec.Cmd) error {

@@ -3,9 +3,12 @@ package proc
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
@@ -131,6 +134,9 @@ func (w *Witness) take(ctx context.Context) answer {
 	defer s.close()
 	if err == nil {
 		err = s.take(ctx)
+	}
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		err = fmt.Errorf("%w: a descriptor of every network and mount namespace is held for a moment; raise the limit (ulimit -n)", err)
 	}
 	a := answer{err: err, vantage: s.vantage(err)}
 	if err == nil {
