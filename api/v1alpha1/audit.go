@@ -109,7 +109,8 @@ type Network struct {
 	Leaked   int    `json:"leaked"`
 	// Suspect is what every witness calls absent and whose grace is not over.
 	Suspect int `json:"suspect"`
-	// Free is Capacity less Reserved, 0 when Capacity is not known.
+	// Free is Capacity less what is reserved of it; 0 when Capacity is not known.
+	// Reservations outside of the configured ranges take nothing from it.
 	Free     uint64         `json:"free"`
 	Writable bool           `json:"writable"`
 	Problem  string         `json:"problem,omitempty"`

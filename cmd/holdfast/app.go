@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf16"
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
@@ -53,9 +55,7 @@ func (a *app) emit(doc any, text func(w io.Writer)) error {
 	case "json":
 		b, err = marshal(doc)
 	case "yaml":
-		if b, err = marshal(doc); err == nil {
-			b, err = yaml.JSONToYAML(b)
-		}
+		b, err = marshalYAML(doc)
 	default:
 		var buf bytes.Buffer
 		text(&buf)
@@ -70,32 +70,35 @@ func (a *app) emit(doc any, text func(w io.Writer)) error {
 	return nil
 }
 
-// marshal gives indented JSON in which no control or format character stands raw:
-// encoding/json leaves DEL, C1 controls and text-direction marks as they are, and a
-// terminal would obey them.
-func marshal(doc any) ([]byte, error) {
+// encode gives indented JSON with every rune as it is.
+func encode(doc any) ([]byte, error) {
 	var buf bytes.Buffer
 	e := json.NewEncoder(&buf)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(doc); err != nil {
-		return nil, err
-	}
-	b := buf.Bytes()
-	if bytes.IndexFunc(b, mustEscape) < 0 {
-		return b, nil
+	err := e.Encode(doc)
+	return buf.Bytes(), err
+}
+
+// marshal gives indented JSON in which no control or format character stands raw:
+// encoding/json leaves DEL, C1 controls and text-direction marks as they are, and a
+// terminal would obey them.
+func marshal(doc any) ([]byte, error) {
+	b, err := encode(doc)
+	if err != nil || bytes.IndexFunc(b, mustEscape) < 0 {
+		return b, err
 	}
 	out := make([]byte, 0, len(b)+64)
 	for _, r := range string(b) {
-		if mustEscape(r) {
-			if r > 0xffff {
-				out = fmt.Appendf(out, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+(r-0x10000)&0x3ff)
-			} else {
-				out = fmt.Appendf(out, `\u%04x`, r)
-			}
-			continue
+		switch {
+		case !mustEscape(r):
+			out = append(out, string(r)...)
+		case r > 0xffff:
+			hi, lo := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, hi, lo)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
 		}
-		out = append(out, string(r)...)
 	}
 	return out, nil
 }
@@ -104,6 +107,63 @@ func marshal(doc any) ([]byte, error) {
 // own layout uses blanks and newlines alone.
 func mustEscape(r rune) bool {
 	return r >= 0x7f && report.Clean(string(r)) != string(r)
+}
+
+// yamlMark is what stands for a rune while the YAML encoder works, which takes format
+// characters for printable: U+0002 makes it quote the string and comes out as "\x02".
+var yamlMark = regexp.MustCompile(`\\x02([0-9a-f]{8})`)
+
+// marshalYAML is as tame as marshal.
+func marshalYAML(doc any) ([]byte, error) {
+	b, err := encode(doc)
+	if err != nil {
+		return nil, err
+	}
+	var tree any
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	if err := d.Decode(&tree); err != nil {
+		return nil, err
+	}
+	if b, err = encode(markRunes(tree)); err != nil {
+		return nil, err
+	}
+	if b, err = yaml.JSONToYAML(b); err != nil {
+		return nil, err
+	}
+	return yamlMark.ReplaceAll(b, []byte(`\U$1`)), nil
+}
+
+// markRunes replaces in every string the runes that must be escaped, and U+0002 itself.
+func markRunes(v any) any {
+	switch v := v.(type) {
+	case string:
+		if !strings.ContainsFunc(v, func(r rune) bool { return r == 2 || mustEscape(r) }) {
+			return v
+		}
+		var out strings.Builder
+		for _, r := range v {
+			if r == 2 || mustEscape(r) {
+				fmt.Fprintf(&out, "\x02%08x", r)
+			} else {
+				out.WriteRune(r)
+			}
+		}
+		return out.String()
+	case []any:
+		for i := range v {
+			v[i] = markRunes(v[i])
+		}
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for k, e := range v {
+			if key, ok := markRunes(k).(string); ok {
+				out[key] = markRunes(e)
+			}
+		}
+		return out
+	}
+	return v
 }
 
 // table writes a table with aligned columns, coloured by verdict on a terminal.

@@ -193,6 +193,9 @@ func match(j *verdict.Judgement, query string) ([]*verdict.Finding, error) {
 		return out, nil
 	}
 	if ns, name, ok := strings.Cut(query, "/"); ok {
+		if ns == "" || name == "" {
+			return nil, nil
+		}
 		for _, f := range all {
 			if f.Pod.Namespace == ns && f.Pod.Name == name {
 				out = append(out, f)

@@ -115,9 +115,7 @@ func (r *sweepRun) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.busy == nil {
-		r.busy = r.n.lockStores(au)
-	}
+	r.busy = r.n.lockStores(au)
 	if !r.dryRun {
 		settled, err := r.n.engine.Settle(ctx, r.owns(au))
 		if err != nil {
@@ -143,7 +141,7 @@ func (r *sweepRun) owns(au *sweep.Audit) func(string) bool {
 	mine := map[string]bool{}
 	for _, s := range au.Case.Snapshots {
 		for _, st := range s.Stores {
-			mine[st.Dir] = st.Network == "" || r.busy[st.DataDir] == ""
+			mine[st.Dir] = st.Network == "" || r.n.locked[st.DataDir]
 		}
 		for i := range s.Resources {
 			if s.Resources[i].Kind != claim.KindReservation {
@@ -166,6 +164,9 @@ func (r *sweepRun) skip(res *claim.Resource) string {
 			}
 			if why := r.busy[st.DataDir]; why != "" {
 				return why
+			}
+			if !r.n.locked[st.DataDir] && !r.dryRun {
+				return "its directory was not there when the locks were taken"
 			}
 			if !st.Writable {
 				return "its directory is read-only"
@@ -352,6 +353,14 @@ func (r *sweepRun) document() *api.Sweep {
 	withheld := map[string]string{}
 	for _, w := range r.plan.Withheld {
 		withheld[w.Finding.Resource.Path] = w.Why
+	}
+	for _, res := range r.results {
+		for _, rep := range res.Reprieved {
+			// Alive after all is as it should be; a witness that fell silent is not.
+			if rep.Now.Verdict != verdict.InUse {
+				withheld[rep.Resource.Path] = "no longer certain when the witnesses were asked again: " + rep.Now.Why
+			}
+		}
 	}
 	for _, res := range full.Resources {
 		if !gone[res.Path] {

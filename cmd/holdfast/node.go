@@ -36,6 +36,7 @@ type node struct {
 	reapers []*hostlocal.Reaper
 	// unwritable says why nothing can be written; then nothing is released.
 	unwritable error
+	locked     map[string]bool // data directories whose reaper lock is held
 	clock      *boot.Clock
 	warnings   []string
 }
@@ -56,7 +57,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n = &node{o: o, policy: policy, clock: boot.NewClock(o.proc)}
+	n = &node{o: o, policy: policy, locked: map[string]bool{}, clock: boot.NewClock(o.proc)}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -189,18 +190,21 @@ func (n *node) reaper(dir string) error {
 	return nil
 }
 
-// lockStores takes the reaper lock of every data directory in the audit. What could not
-// be locked is returned with the reason, by data directory.
+// lockStores takes the reaper lock of every data directory in the audit that this
+// process does not hold yet. What could not be locked is returned with the reason, by
+// data directory.
 func (n *node) lockStores(a *sweep.Audit) map[string]string {
 	busy := map[string]string{}
-	done := map[string]bool{}
 	for _, s := range a.Case.Snapshots {
 		for _, st := range s.Stores {
-			if st.Network == "" || done[st.DataDir] {
+			if st.Network == "" || n.locked[st.DataDir] || busy[st.DataDir] != "" {
 				continue
 			}
-			done[st.DataDir] = true
-			if err := n.reaper(st.DataDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err := n.reaper(st.DataDir)
+			switch {
+			case err == nil:
+				n.locked[st.DataDir] = true
+			case !errors.Is(err, fs.ErrNotExist):
 				busy[st.DataDir] = err.Error()
 			}
 		}
@@ -271,7 +275,12 @@ func confDirs(o *options) []string {
 	return o.confDirs
 }
 
-// defaultBinDirs are the places of CNI plugins: upstream's, Debian's, Fedora's, k3s'.
+// defaultBinDirs are the places of CNI plugins: a plugin that runs from one of them shows
+// an ADD or DEL in flight. Upstream's, Debian's, Fedora's, podman's, OpenShift's,
+// MicroK8s', k3s'.
 func defaultBinDirs() []string {
-	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/k3s/data/cni"}
+	return []string{
+		"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/usr/local/libexec/cni", "/usr/local/lib/cni", "/var/lib/cni/bin",
+		"/var/snap/microk8s/current/opt/cni/bin", "/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/k3s/data/cni",
+	}
 }

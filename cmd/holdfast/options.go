@@ -112,6 +112,9 @@ func (o *options) policy() (verdict.Policy, error) {
 			p.Required = append(p.Required, w)
 		}
 	}
+	if len(p.Required) == 0 {
+		return p, usagef("--witness: want some of %s", strings.Join(known, ", "))
+	}
 	p.CRINone = slices.Contains(o.criEndpoints, "none")
 	if p.CRINone && len(o.criEndpoints) > 1 {
 		return p, usagef("--cri-endpoint none: cannot be given beside another endpoint")

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -122,5 +124,11 @@ func (s *sides) Content(step plan.Step) ([]byte, error) {
 // journal, so it need not lie in a cache directory that this command line names.
 func (s *sides) Restore(path string, content []byte) error {
 	dir := filepath.Dir(filepath.Dir(path))
-	return cnicache.New(cnicache.Config{Dirs: []string{dir}, Clock: s.now}).Restore(context.Background(), path, content)
+	err := cnicache.New(cnicache.Config{Dirs: []string{dir}, Clock: s.now}).Restore(context.Background(), path, content)
+	if errors.Is(err, fs.ErrExist) {
+		if have, e := os.ReadFile(path); e == nil && bytes.Equal(have, content) {
+			return nil // it never went
+		}
+	}
+	return err
 }

@@ -105,8 +105,8 @@ func Object(r *api.Resource) string {
 // Owner is the Pod where known, else the container ID, shortened unless whole.
 func Owner(r *api.Resource, whole bool) string {
 	id := Clean(r.ContainerID)
-	if !whole && len(id) > 13 {
-		id = id[:13]
+	if r := []rune(id); !whole && len(r) > 13 {
+		id = string(r[:13])
 	}
 	if r.Pod != nil {
 		name := Clean(r.Pod.Namespace) + "/" + Clean(r.Pod.Name)
@@ -201,7 +201,7 @@ func Complaints(v api.Vantage, witnesses []api.Witness, notes []api.Note) []stri
 	}
 	for _, w := range witnesses {
 		if w.Required && w.State != "complete" {
-			out = append(out, fmt.Sprintf("witness %s is silent: %s. What it could speak for is kept.", w.Name, Clean(w.Detail)))
+			out = append(out, fmt.Sprintf("witness %s is silent: %s. What it could speak for is kept.", Clean(w.Name), Clean(w.Detail)))
 		}
 	}
 	const most = 10

@@ -99,7 +99,7 @@ func killAnywhere(t *testing.T, root string, arrange func(n *node)) {
 			dead, alive := crowd(n)
 			e := n.engine()
 			a, p := n.due(e)
-			count := n.killAt(nth, half)
+			n.killAt(nth, half)
 			dead1 := n.dies(func() { _, _ = e.Reap(t.Context(), a, p) })
 			if !dead1 && nth < moments-1 {
 				t.Fatalf("%s: it was not", when)
@@ -111,7 +111,7 @@ func killAnywhere(t *testing.T, root string, arrange func(n *node)) {
 				crowd(m)
 				e := m.engine()
 				a, p := m.due(e)
-				count = m.killAt(-1, false)
+				count := m.killAt(-1, false)
 				if _, err := e.Reap(t.Context(), a, p); err != nil {
 					t.Fatal(err)
 				}

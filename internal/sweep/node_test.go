@@ -465,9 +465,7 @@ func (h holdTap) Unhold(v verdict.Hold) error {
 func (n *node) look(e *Engine) *Audit {
 	n.t.Helper()
 	p := n.policy
-	for _, h := range sortedHolds(n.holds) {
-		p.Holds = append(p.Holds, h)
-	}
+	p.Holds = append(p.Holds, sortedHolds(n.holds)...)
 	a, err := e.Look(n.t.Context(), p)
 	if err != nil {
 		n.t.Fatal(err)

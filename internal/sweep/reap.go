@@ -52,7 +52,13 @@ type Result struct {
 	Released []Released
 	Failed   []Failure
 	// Reprieved were releasable, and no longer when the witnesses were asked again.
-	Reprieved []*verdict.Finding
+	Reprieved []Reprieve
+}
+
+// Reprieve is a finding that was releasable, and what was found of it at the last moment.
+type Reprieve struct {
+	*verdict.Finding
+	Now verdict.Finding
 }
 
 // Reap releases what p holds, batch by batch, each through the gates: confirmed live,
@@ -115,6 +121,7 @@ func (b *batch) release(ctx context.Context) error {
 	moves, cancel := context.WithTimeout(ctx, moveTime)
 	b.move(moves)
 	cancel()
+	b.putBack()
 	// Gate 8.
 	if err := b.e.Journal.Append(b.outcomes()...); err != nil {
 		return fmt.Errorf("the outcome could not be written; the next run settles it: %w", err)
@@ -170,6 +177,8 @@ type running struct {
 	// kept are cache files that stay, with the reason: what cannot be journalled cannot
 	// be brought back, so it is not removed (I3).
 	kept map[string]string
+	// removed are the cache files that went.
+	removed []string
 }
 
 // maxCache bounds a cache file that goes into the journal, in bytes; real ones have some
@@ -180,7 +189,9 @@ const maxCache = 256 << 10
 func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n *int) {
 	for _, f := range g.Findings {
 		if !confirmed[keyOf(f.Resource)].Releasable {
-			b.res.Reprieved = append(b.res.Reprieved, g.Findings...)
+			for _, f := range g.Findings {
+				b.res.Reprieved = append(b.res.Reprieved, Reprieve{f, confirmed[keyOf(f.Resource)]})
+			}
 			return
 		}
 	}
@@ -255,12 +266,18 @@ func (b *batch) intent(it *item) journal.Record {
 func (b *batch) sides(ctx, dels context.Context, run *running) {
 	first := run.items[0]
 	var blocked error
+	undone := map[string]bool{} // cache files whose DEL failed
 	for _, s := range run.g.Steps {
 		if s.Kind == plan.StepReservation {
 			continue
 		}
-		if blocked != nil && s.Kind == plan.StepCache {
-			// The cache is what the next try is made with.
+		if s.Kind == plan.StepCache && (blocked != nil || undone[s.Object]) {
+			// The cache file is what the next try is made with.
+			for _, it := range run.items {
+				if it.f.Resource == s.Resource {
+					it.outcome, it.err = journal.OutcomeFailed, errors.New("kept for the next try, since DEL failed")
+				}
+			}
 			continue
 		}
 		r := journal.StepResult{Step: string(s.Kind), Object: s.Object, State: journal.StepFailed}
@@ -277,6 +294,12 @@ func (b *batch) sides(ctx, dels context.Context, run *running) {
 		r.Irreversible = s.Irreversible && r.State == journal.StepDone
 		if r.State != journal.StepSkipped || r.Detail != "" {
 			first.steps = append(first.steps, r)
+		}
+		if r.State == journal.StepFailed && s.Kind == plan.StepDel {
+			undone[s.Object] = true
+		}
+		if s.Kind == plan.StepCache && r.State == journal.StepDone {
+			run.removed = append(run.removed, s.Object)
 		}
 		if r.State == journal.StepFailed && s.Blocks {
 			blocked = fmt.Errorf("%s %s: %s", s.Kind, s.Object, r.Detail)
@@ -320,7 +343,7 @@ func (b *batch) reprieve(confirmed map[verdict.Key]verdict.Finding) {
 			ok := now.Releasable || it.f.Verdict == verdict.Orphaned && now.Verdict == verdict.Suspect
 			if it.f.Resource.Kind == claim.KindReservation && it.outcome == "" && !ok {
 				it.outcome, it.err = journal.OutcomeFailed, errors.New("a witness no longer says absent")
-				b.res.Reprieved = append(b.res.Reprieved, it.f)
+				b.res.Reprieved = append(b.res.Reprieved, Reprieve{it.f, now})
 			}
 		}
 	}
@@ -359,6 +382,23 @@ func (b *batch) move(ctx context.Context) {
 			if it := byID[m.ReleaseID]; it != nil {
 				it.outcome, it.err = m.Outcome, m.Err
 			}
+		}
+	}
+}
+
+// putBack writes the cache file of an address again that did not go after all: it is what
+// DEL and the next try need.
+func (b *batch) putBack() {
+	for _, run := range b.groups {
+		for _, it := range run.items {
+			if it.cache == nil || it.outcome != journal.OutcomeFailed || !slices.Contains(run.removed, it.cache.Path) {
+				continue
+			}
+			r := journal.StepResult{Step: "cache-back", Object: it.cache.Path, State: journal.StepDone}
+			if err := b.e.Sides.Restore(it.cache.Path, it.cache.Content); err != nil {
+				r.State, r.Detail = journal.StepFailed, err.Error()
+			}
+			it.steps = append(it.steps, r)
 		}
 	}
 }

@@ -106,7 +106,7 @@ func TestSideFailures(t *testing.T) {
 			if exists(path) != tt.kept {
 				t.Errorf("the address is there: %v, want %v (%v)", exists(path), tt.kept, outcomes(r))
 			}
-			if want := tt.kept || tt.fails == "cache"; exists(c) != want {
+			if want := tt.kept || tt.fails == "cache" || tt.fails == "cni-del"; exists(c) != want {
 				t.Errorf("the cache file is there: %v, want %v: the next try is made with it", exists(c), want)
 			}
 			if exists(other) {
