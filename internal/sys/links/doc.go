@@ -9,6 +9,10 @@
 // removes it with its peer's namespace, so what the caller removes is the namespace
 // or, where that is gone, an end that a CNI result names.
 //
+// A mount that lies below another, where no path leads to it, is a Note of the listing;
+// a removal takes it along where the plain file that is to be seen is the one that it is
+// mounted on, and is an error otherwise.
+//
 // Both are read from PID 1's point of view. Where this process is in another mount
 // namespace, the work is done by a thread that enters PID 1's and ends; where it is
 // in another network namespace, by a socket opened there. A view that cannot be had

@@ -12,17 +12,24 @@ import (
 
 // inHostMounts runs f with PID 1's view of the file system. Where our own mount
 // namespace is another, f runs on a thread that enters PID 1's and ends with f; f
-// must then do all its work itself: no goroutine of it would see what it sees.
+// must do all its work itself: no goroutine of it would see what it sees.
 //
 // That takes CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE; without them it is an
 // error.
-func (v *Inventory) inHostMounts(f func() error) error {
+func (v *Inventory) inHostMounts(f func(view) error) error {
 	same, err := v.inInit("mnt")
 	if err != nil {
 		return noView("mount", err)
 	}
 	if same {
-		return f()
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		own, err := thisThread()
+		if err != nil {
+			return noView("mount", err)
+		}
+		defer own.self.Close()
+		return f(own)
 	}
 	file, err := v.openInit("mnt")
 	if err != nil {
@@ -31,6 +38,11 @@ func (v *Inventory) inHostMounts(f func() error) error {
 	defer file.Close()
 	fd := int(file.Fd())
 	return onDoomedThread(func() error {
+		own, err := thisThread()
+		if err != nil {
+			return noView("mount", err)
+		}
+		defer own.self.Close()
 		// Threads share root and working directory, and a thread that does cannot
 		// change its mount namespace.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -39,7 +51,7 @@ func (v *Inventory) inHostMounts(f func() error) error {
 		if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
 			return noView("mount", os.NewSyscallError("setns", err))
 		}
-		return f()
+		return f(own)
 	})
 }
 

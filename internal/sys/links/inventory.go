@@ -83,12 +83,13 @@ func (v *Inventory) Name() string { return Source }
 // /var/run/netns is usually one: it is listed once, under its first name.
 //
 // An entry on which no namespace is mounted is a Note: after a reboot, or after a
-// deletion that was cut off, the plain file may remain. A directory that is missing
+// deletion that was cut off, the plain file may remain. A Note is also what is mounted
+// there out of reach, below another mount. A directory that is missing
 // holds nothing; one that cannot be read whole gives a Note and a Store with a
 // Problem.
 func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 	snap := claim.Snapshot{Source: Source}
-	err := v.inHostMounts(func() error {
+	err := v.inHostMounts(func(host view) error {
 		seen := map[fileID]bool{}
 		for _, d := range v.dirs {
 			if err := listDir(ctx, d, seen, &snap); err != nil {
@@ -97,6 +98,9 @@ func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 			}
 			// Looked at whole: what was remembered of it and is not listed is gone.
 			snap.Stores = append(snap.Stores, claim.Store{Dir: d, DataDir: filepath.Dir(d), Writable: true})
+		}
+		if err := v.noteCovered(host, &snap); err != nil {
+			snap.Notes = append(snap.Notes, claim.Note{Path: "/proc/thread-self/mountinfo", Text: "covered mounts cannot be found: " + clean(err)})
 		}
 		return nil
 	})
@@ -109,6 +113,52 @@ func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 	slices.SortStableFunc(snap.Notes, func(a, b claim.Note) int { return strings.Compare(a.Path, b.Path) })
 	snap.Listed = v.clock()
 	return snap
+}
+
+// noteCovered notes the namespaces that are mounted in the directories but that no path
+// leads to: a mount lies above them. Their owner cannot remove them.
+func (v *Inventory) noteCovered(host view, snap *claim.Snapshot) error {
+	listed := map[uint64]bool{}
+	for _, r := range snap.Resources {
+		listed[r.NetnsID] = true
+	}
+	find := func() ([]entry, error) {
+		all, err := host.mounts()
+		return slices.DeleteFunc(all, func(m entry) bool {
+			return m.netns == 0 || listed[m.netns] || !slices.Contains(v.dirs, filepath.Dir(m.path)) || reaches(m)
+		}), err
+	}
+	found, err := find()
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	// One that came or went meanwhile looks the same, but not twice.
+	again, err := find()
+	if err != nil {
+		return err
+	}
+	for _, m := range again {
+		if !slices.Contains(found, m) {
+			continue
+		}
+		// That a plain file is to be seen there is half the truth.
+		snap.Notes = slices.DeleteFunc(snap.Notes, func(n claim.Note) bool { return n.Path == m.path })
+		snap.Notes = append(snap.Notes, claim.Note{Path: m.path, Text: fmt.Sprintf("network namespace %d is still mounted here below another mount, where its owner cannot "+
+			"remove it: it goes with the last address that it holds; by hand, drain the node, unmount what lies above (umount %s), then this path",
+			m.netns, strconv.QuoteToASCII(filepath.Dir(m.path)))})
+	}
+	return nil
+}
+
+// reaches reports whether the path of a mount shows what is mounted there.
+func reaches(m entry) bool {
+	dir, err := os.OpenFile(filepath.Dir(m.path), os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	ns, err := look(dir, filepath.Base(m.path))
+	return err == nil && ns.ino == m.netns
 }
 
 type fileID struct{ dev, ino uint64 }
@@ -243,7 +293,7 @@ func clean(err error) string {
 var ErrChanged = errors.New("not the one that was judged")
 
 // Error is a failed act. Err is or wraps fs.ErrNotExist (gone), ErrChanged,
-// ErrOutside, ErrHost, ErrNoView or the system's.
+// ErrMounted, ErrOutside, ErrHost, ErrNoView or the system's.
 type Error struct {
 	Op     string // "list veths", "remove veth", "remove netns"
 	Object string // a path, or an interface's name
