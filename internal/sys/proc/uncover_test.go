@@ -121,6 +121,22 @@ func TestVantageSaysWhatWasUncovered(t *testing.T) {
 	})
 }
 
+// PID 1's mount namespace is entered also where PID 1 is guarded, which has no number
+// then. Nothing is to be found there, so nothing is taken away in the copy either.
+func TestUncoverInInit(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	testenv.Need(t, testenv.Mount)
+	s, err := newSnapshot(Config{Proc: "/proc"})
+	defer s.close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := s.uncoverIn(mountKey{root: "of PID 1"}, []int{1}, []uint64{1})
+	if found != 0 || err == nil || !strings.Contains(err.Error(), "no mount of it can be opened") {
+		t.Errorf("got %d, %v", found, err)
+	}
+}
+
 func TestCoverOf(t *testing.T) {
 	const root = "1 0 0:1 / / rw shared:1 - ext4 /dev/vda rw\n2 1 0:2 / /run rw - tmpfs none rw\n"
 	const lower = "3 2 0:4 net:[99] /run/netns/cni-a rw - nsfs nsfs rw\n"
