@@ -1,0 +1,152 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/holdfast-cni/holdfast/internal/sys/proc"
+	"github.com/holdfast-cni/holdfast/internal/testenv"
+)
+
+// The scripts of testdata/script run the real command as processes of their own, on the
+// real kernel, with hand-made stores and a scripted runtime. Their verbs are in
+// verbs_*_test.go; the general ones are testscript's.
+//
+// What each script may take for granted: directories of its own for state, locks, data,
+// configuration and cache, all named on every command line; a /24 that no other test of
+// this machine has ($P.1 to $P.254); random container IDs. So scripts run beside each
+// other, and beside a second run of themselves.
+
+func TestMain(m *testing.M) {
+	// Scripts mostly wait for a grace to pass, not for a processor.
+	if f := flag.Lookup("test.parallel"); f != nil {
+		_ = f.Value.Set("8")
+	}
+	testscript.Main(m, map[string]func(){
+		"holdfast": func() { os.Exit(run(os.Args[1:])) },
+		"within":   func() { os.Exit(within(os.Args[1:])) },
+	})
+}
+
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d scripts: %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			t.Parallel()
+			testscript.RunT(script{t}, testscript.Params{
+				Files:              []string{file},
+				RequireUniqueNames: true,
+				Setup:              func(env *testscript.Env) error { return newWorld(t, env) },
+				Cmds:               verbs(),
+				Condition: func(cond string) (bool, error) {
+					// What cniexec demands before it runs a plugin.
+					if cond == "hostns" {
+						return inHostNamespaces(), nil
+					}
+					return false, usagef("unknown condition %q", cond)
+				},
+			})
+		})
+	}
+}
+
+// script lets one script run inside of the test that was made for it, so that its verbs
+// have a *testing.T whose clean-up comes after the script.
+type script struct{ *testing.T }
+
+func (s script) Run(_ string, f func(testscript.T)) { f(s) }
+func (script) Parallel()                            {}
+func (script) Verbose() bool                        { return testing.Verbose() }
+
+// verbs are the commands of a script beside testscript's own. A verb that is not made for
+// "!" fails with it.
+func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string) {
+	plain := map[string]func(w *world, ts *testscript.TestScript, args []string){
+		"need":            (*world).need,
+		"network":         (*world).network,
+		"plant":           (*world).plant,
+		"plant-raw":       (*world).plantRaw,
+		"plant-many":      (*world).plantMany,
+		"plant-odd":       (*world).plantOdd,
+		"immutable":       (*world).immutable,
+		"remove":          (*world).remove,
+		"touch":           (*world).touch,
+		"conf":            (*world).conf,
+		"cache":           (*world).cache,
+		"plugin":          (*world).plugin,
+		"pod":             (*world).pod,
+		"orphan-pod":      (*world).orphanPod,
+		"kill-pod":        (*world).killPod,
+		"unpin":           (*world).unpin,
+		"add-address":     (*world).addAddress,
+		"shim":            (*world).shim,
+		"runtime":         (*world).runtime,
+		"sandbox":         (*world).sandbox,
+		"forget":          (*world).forget,
+		"hold-lock":       (*world).holdLock,
+		"free-lock":       (*world).freeLock,
+		"sleep":           (*world).sleep,
+		"hf":              (*world).holdfast,
+		"hf-start":        (*world).start,
+		"hf-wait":         (*world).wait,
+		"hf-kill":         (*world).kill,
+		"await-intent":    (*world).awaitIntent,
+		"await-file":      (*world).awaitFile,
+		"release-id":      (*world).releaseID,
+		"owner-id":        (*world).ownerID,
+		"expect-verdict":  (*world).expectVerdict,
+		"expect-said":     (*world).expectSaid,
+		"expect-witness":  (*world).expectWitness,
+		"expect-released": (*world).expectReleased,
+		"expect-withheld": (*world).expectWithheld,
+		"expect-outcome":  (*world).expectOutcome,
+		"expect-settled":  (*world).expectSettled,
+		"expect-count":    (*world).expectCount,
+		"expect-network":  (*world).expectNetwork,
+		"expect-check":    (*world).expectCheck,
+		"expect-undone":   (*world).expectUndone,
+		"expect-journal":  (*world).expectJournal,
+		"expect-file":     (*world).expectFile,
+		"expect-no-file":  (*world).expectNoFile,
+		"expect-peak":     (*world).expectPeak,
+		"note-tree":       (*world).noteTree,
+		"expect-tree":     (*world).expectTree,
+		"move-wall":       (*world).moveWall,
+	}
+	out := map[string]func(ts *testscript.TestScript, neg bool, args []string){}
+	for name, f := range plain {
+		out[name] = func(ts *testscript.TestScript, neg bool, args []string) {
+			if neg {
+				ts.Fatalf("%s takes no !", name)
+			}
+			f(worldOf(ts), ts, args)
+		}
+	}
+	return out
+}
+
+// need ends the script unless the machine has each capability.
+func (w *world) need(_ *testscript.TestScript, args []string) {
+	for _, c := range args {
+		testenv.Need(w.t, c)
+	}
+}
+
+// inHostNamespaces reports whether plugins would be run here: this process is in PID 1's
+// namespaces.
+func inHostNamespaces() bool {
+	for _, kind := range []string{"net", "mnt"} {
+		if same, err := proc.InInit("/proc", kind); err != nil || !same {
+			return false
+		}
+	}
+	return true
+}
