@@ -8,7 +8,6 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
-	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/sys/proc"
@@ -52,7 +51,7 @@ func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
 		t.Detail = err.Error()
 		return []claim.Testimony{t}
 	}
-	facts := boot.Facts(nil, id.Value)
+	facts := claim.BootFacts{Current: id.Value}
 	if b.n.state != nil {
 		// With an error the facts name no past boot, which is safe.
 		facts, err = b.n.state.ObserveBoot(id.Value)
@@ -60,7 +59,7 @@ func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
 			t.Detail = err.Error()
 		}
 		if facts.Current == "" {
-			facts = boot.Facts(nil, id.Value)
+			facts = claim.BootFacts{Current: id.Value}
 		}
 	}
 	t.State, t.Boot = claim.StateComplete, &facts

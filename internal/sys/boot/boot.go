@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -33,8 +32,12 @@ type ID struct {
 }
 
 // ReadID reads the boot ID through proc, such as "/proc". An error means that it is
-// not known, and then nothing may be released. It never guesses.
+// not known, or that our clocks are not PID 1's, and then nothing may be released. It
+// never guesses.
 func ReadID(proc string) (ID, error) {
+	if err := hostClocks(proc, "/proc/self/ns/time"); err != nil {
+		return ID{}, fmt.Errorf("boot ID: of no use here: %w", err)
+	}
 	value, err := readUUID(filepath.Join(proc, "1/root/proc", bootID), nil)
 	if err == nil {
 		return ID{Value: value}, nil
@@ -58,6 +61,44 @@ func ReadID(proc string) (ID, error) {
 		return ID{}, fmt.Errorf("boot ID: %w", err)
 	}
 	return ID{Value: value, Fallback: true}, nil
+}
+
+// initialTimeNS is the inode of the initial time namespace (PROC_TIME_INIT_INO in
+// include/linux/proc_ns.h, part of the user-space interface), as initialPIDNS of
+// package proc is.
+const initialTimeNS = 0xEFFFFFFA
+
+// hostClocks reports an error unless the time namespace at own is PID 1's. In another
+// one CLOCK_MONOTONIC is moved by any amount, and a grace that was measured partly there
+// is over at once. Which namespace is for children does not matter: it takes effect with
+// the next fork or exec, so never for us.
+//
+// Where PID 1 is refused to us (a security module, or no root), the initial time
+// namespace is taken for PID 1's.
+func hostClocks(proc, own string) error {
+	var mine, host unix.Stat_t
+	if err := stat(own, &mine); err != nil {
+		var dir unix.Stat_t
+		if errors.Is(err, fs.ErrNotExist) && stat(filepath.Dir(own), &dir) == nil {
+			return nil // a kernel before 5.6, or built without them
+		}
+		return fmt.Errorf("our time namespace: %w", err)
+	}
+	err := stat(filepath.Join(proc, "1/ns/time"), &host)
+	if errors.Is(err, fs.ErrPermission) {
+		if mine.Ino == initialTimeNS {
+			return nil
+		}
+		return fmt.Errorf("we are in time namespace %d, not in the initial one (%d), and PID 1's is refused to us: our clocks may be moved: %w",
+			mine.Ino, uint64(initialTimeNS), err)
+	}
+	if err != nil {
+		return fmt.Errorf("PID 1's time namespace: %w", err)
+	}
+	if mine.Dev != host.Dev || mine.Ino != host.Ino {
+		return fmt.Errorf("we are in time namespace %d, PID 1 in %d: our clocks are moved; run outside of it", mine.Ino, host.Ino)
+	}
+	return nil
 }
 
 // readUUID reads a file that holds one UUID in the kernel's spelling. With dev, the
@@ -165,8 +206,9 @@ func IsUUID(s string) bool {
 	return !zero
 }
 
-// Now reads the boot ID and the clocks. With an error, Boot is empty and the clocks
-// are still right.
+// Now reads the boot ID and the clocks. With an error, Boot is empty, which makes every
+// comparison of instants fail; Wall is still right, Mono only if the error is not about
+// the time namespace.
 func Now(proc string) (claim.Instant, error) {
 	id, err := ReadID(proc)
 	if err != nil {
@@ -209,31 +251,3 @@ func (c *Clock) Now() claim.Instant {
 
 // ID returns the boot ID that Now uses.
 func (c *Clock) ID() (ID, error) { return c.once() }
-
-// Facts says which boots of a history are over. history holds the boot IDs that were
-// recorded as current, oldest first; current may be its last entry or not be in it
-// yet. Only IDs that were recorded as current and are now replaced are Past.
-//
-// No boot is Past when that cannot be said: current is no boot ID, or it stands in
-// the history before its end. Boot IDs are random and never come back, so then two
-// runs read different sources, and one of the two "boots" is still on.
-func Facts(history []string, current string) claim.BootFacts {
-	facts := claim.BootFacts{Current: current}
-	if !IsUUID(current) {
-		return facts
-	}
-	last := len(history) - 1
-	for last >= 0 && history[last] == current {
-		last--
-	}
-	earlier := history[:last+1]
-	if slices.Contains(earlier, current) {
-		return facts
-	}
-	for _, id := range earlier {
-		if IsUUID(id) && !slices.Contains(facts.Past, id) {
-			facts.Past = append(facts.Past, id)
-		}
-	}
-	return facts
-}

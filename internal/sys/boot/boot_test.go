@@ -1,13 +1,17 @@
 package boot
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
@@ -15,39 +19,7 @@ import (
 const (
 	idA = "0d0b61b2-3f6c-4f04-9a5b-1b7a3a1f0e01"
 	idB = "1d0b61b2-3f6c-4f04-9a5b-1b7a3a1f0e02"
-	idC = "2d0b61b2-3f6c-4f04-9a5b-1b7a3a1f0e03"
 )
-
-func TestFacts(t *testing.T) {
-	for _, tc := range []struct {
-		name    string
-		history []string
-		current string
-		past    []string
-	}{
-		{"first run ever", nil, idA, nil},
-		{"same boot", []string{idA}, idA, nil},
-		{"one reboot, not yet recorded", []string{idA}, idB, []string{idA}},
-		{"one reboot, recorded", []string{idA, idB}, idB, []string{idA}},
-		{"recorded twice", []string{idA, idB, idB}, idB, []string{idA}},
-		{"two reboots", []string{idA, idB}, idC, []string{idA, idB}},
-		{"an ID came back: two sources, nothing is over", []string{idA, idB}, idA, nil},
-		{"an ID came back and is recorded", []string{idA, idB, idA}, idA, nil},
-		{"current unknown", []string{idA, idB}, "", nil},
-		{"current no boot ID", []string{idA, idB}, "today", nil},
-		{"broken entries prove nothing", []string{"", "x", strings.ToUpper(idA), idA}, idB, []string{idA}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			got := Facts(tc.history, tc.current)
-			if got.Current != tc.current {
-				t.Errorf("current = %q", got.Current)
-			}
-			if d := cmp.Diff(tc.past, got.Past); d != "" {
-				t.Errorf("past (-want +got):\n%s", d)
-			}
-		})
-	}
-}
 
 func TestIsUUID(t *testing.T) {
 	for s, want := range map[string]bool{
@@ -88,7 +60,17 @@ func fakeProc(t *testing.T, pid1 string) string {
 	t.Helper()
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "1/root/proc", bootID), pid1)
+	timeNS(t, dir, "/proc/self/ns/time")
 	return dir
+}
+
+// timeNS puts a PID 1 into the time namespace at a path.
+func timeNS(t *testing.T, proc, path string) {
+	t.Helper()
+	dir := filepath.Join(proc, "1/ns")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Symlink(path, filepath.Join(dir, "time"))); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func write(t *testing.T, path, text string) {
@@ -122,11 +104,106 @@ func TestReadIDRefuses(t *testing.T) {
 	}
 	t.Run("PID 1's view is missing, the other is not taken for it", func(t *testing.T) {
 		dir := t.TempDir()
+		timeNS(t, dir, "/proc/self/ns/time")
 		write(t, filepath.Join(dir, bootID), idB+"\n")
 		if got, err := ReadID(dir); err == nil {
 			t.Fatalf("took %+v", got)
 		}
 	})
+}
+
+func TestHostClocks(t *testing.T) {
+	const own = "/proc/self/ns/time"
+	var st unix.Stat_t
+	if unix.Stat(own, &st) != nil {
+		t.Skip("a kernel without time namespaces")
+	}
+	proc := func(link string) string {
+		dir := t.TempDir()
+		timeNS(t, dir, link)
+		return dir
+	}
+	empty := t.TempDir()
+	for _, tc := range []struct {
+		name, proc, own string
+		ok              bool
+	}{
+		{"PID 1's", proc(own), own, true},
+		{"another", proc("/proc/self/ns/uts"), own, false},
+		{"a kernel that has none", proc(own), "/proc/self/ns/none", true},
+		{"no proc file system of ours", proc(own), filepath.Join(empty, "ns/time"), false},
+		{"no PID 1", empty, own, false},
+	} {
+		if err := hostClocks(tc.proc, tc.own); (err == nil) != tc.ok {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+// childEnv makes the test binary say which instant it reads.
+const childEnv = "HOLDFAST_BOOT_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) == "" {
+		os.Exit(m.Run())
+	}
+	link, _ := os.Readlink("/proc/self/ns/time")
+	at, err := Now("/proc")
+	fmt.Printf("in %s boot=%q clock=%q mono=%d %v\n", link, at.Boot, NewClock("/proc").Now().Boot, at.Mono, err)
+}
+
+// A time namespace whose monotonic clock is an hour ahead: a grace would be over there
+// at once.
+func TestAnotherTimeNamespaceIsNoBoot(t *testing.T) {
+	testenv.Need(t, testenv.Root)
+	own, err := os.Readlink("/proc/self/ns/time")
+	if err != nil {
+		t.Skip("a kernel without time namespaces")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The shell forks, since before Linux 6.3 a namespace for children is not entered
+	// by an exec.
+	child := func() (string, error) {
+		cmd := exec.Command("sh", "-c", `"$0"; true`, exe)
+		cmd.Env = append(os.Environ(), childEnv+"=1")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	before, err := Now("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child()
+	if err != nil || !strings.Contains(out, own) || !strings.Contains(out, "boot="+strconv.Quote(before.Boot)+" clock="+strconv.Quote(before.Boot)) {
+		t.Errorf("on the node itself: %v\n%s", err, out)
+	}
+	err = testenv.OnDoomedThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
+			return os.NewSyscallError("unshare(CLONE_NEWTIME)", err)
+		}
+		file := fmt.Sprintf("/proc/%d/timens_offsets", unix.Gettid())
+		if err := os.WriteFile(file, []byte("monotonic 3600 0\n"), 0o644); err != nil {
+			return err
+		}
+		out, err = child()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mono time.Duration
+	if _, text, ok := strings.Cut(out, "mono="); ok {
+		fmt.Sscan(text, &mono)
+	}
+	if strings.Contains(out, own) || mono < before.Mono+time.Hour {
+		t.Fatalf("not in a time namespace whose clock is ahead:\n%s", out)
+	}
+	if !strings.Contains(out, `boot="" clock=""`) || !strings.Contains(out, "time namespace") {
+		t.Errorf("its clock is believed:\n%s", out)
+	}
 }
 
 func TestNowOnThisNode(t *testing.T) {

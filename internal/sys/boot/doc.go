@@ -1,9 +1,12 @@
-// Package boot reads the clocks and the boot ID, and says which boots are over.
+// Package boot reads the clocks and the boot ID.
 //
-// Scope: one reading of the node's clocks (claim.Instant), the boot ID as PID 1 sees
-// it, and the pure judgement of a history of boot IDs.
+// Scope: one reading of the node's clocks (claim.Instant), and the boot ID as PID 1 sees
+// it.
 //
-// Non-scope: keeping that history (package state).
+// Non-scope: which boots are over, and their history (package state).
+//
+// An instant of another time namespace than PID 1's would prove any grace at once, so
+// there is no boot ID there: such instants compare with none.
 //
 // The boot ID has two sources: <proc>/1/root/proc/sys/kernel/random/boot_id and, if
 // PID 1's root is refused to us, <proc>/sys/kernel/random/boot_id. Containers such
