@@ -18,6 +18,7 @@ const (
 	KindUndo        = "Undo"
 	KindDoctor      = "Doctor"
 	KindHolds       = "Holds"
+	KindRuntimes    = "Runtimes"
 	KindVersion     = "Version"
 )
 

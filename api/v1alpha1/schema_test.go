@@ -38,6 +38,7 @@ func kinds() map[string]reflect.Type {
 		api.KindUndo:        reflect.TypeFor[api.Undo](),
 		api.KindDoctor:      reflect.TypeFor[api.Doctor](),
 		api.KindHolds:       reflect.TypeFor[api.Holds](),
+		api.KindRuntimes:    reflect.TypeFor[api.Runtimes](),
 		api.KindVersion:     reflect.TypeFor[api.Version](),
 	}
 }

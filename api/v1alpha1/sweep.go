@@ -186,6 +186,14 @@ type Hold struct {
 	ReleaseID string    `json:"releaseID,omitempty"`
 }
 
+// Runtimes lists the CRI endpoints that ever answered on this node and so must answer.
+type Runtimes struct {
+	TypeMeta
+	Endpoints []string `json:"endpoints"`
+	// Forgotten were taken off the list by this command.
+	Forgotten []string `json:"forgotten,omitempty"`
+}
+
 // Version of the program.
 type Version struct {
 	TypeMeta

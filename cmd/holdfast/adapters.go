@@ -18,6 +18,21 @@ import (
 // The adapters below fit the drivers to the engine's interfaces. They translate and
 // decide nothing.
 
+// reservations lists addresses. follow: the data directories that only the libcni cache
+// names are looked at too, unless the command line said where to look.
+type reservations struct {
+	inv    *hostlocal.Inventory
+	follow bool
+}
+
+func (r reservations) Name() string { return r.inv.Name() }
+func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapshot {
+	if !r.follow {
+		dataDirs = nil
+	}
+	return r.inv.ListAlso(ctx, dataDirs)
+}
+
 type procWitness struct{ w *proc.Witness }
 
 func (p procWitness) Name() string { return p.w.Name() }
@@ -106,15 +121,12 @@ func logOf(j *journal.Journal) sweep.Log {
 
 type vault struct{ q *hostlocal.Quarantine }
 
-func (v vault) Release(ctx context.Context, dir string, moves []sweep.Move) ([]sweep.Moved, error) {
+func (v vault) Release(ctx context.Context, dir string, moves []sweep.Move, fresh func() bool) ([]sweep.Moved, error) {
 	list := make([]hostlocal.Move, len(moves))
 	for i, m := range moves {
 		list[i] = hostlocal.Move(m)
 	}
-	outs, err := v.q.Release(ctx, dir, list, hostlocal.ReleaseOptions{})
-	if len(outs) != len(moves) {
-		return nil, err
-	}
+	outs, err := v.q.Release(ctx, dir, list, hostlocal.ReleaseOptions{Fresh: fresh})
 	moved := make([]sweep.Moved, len(outs))
 	for i, o := range outs {
 		moved[i] = sweep.Moved{ReleaseID: o.ReleaseID, Err: o.Err}
@@ -128,8 +140,14 @@ func (v vault) Release(ctx context.Context, dir string, moves []sweep.Move) ([]s
 		default:
 			moved[i].Outcome = journal.OutcomeFailed
 		}
+		if errors.Is(o.Err, hostlocal.ErrStale) {
+			moved[i].Err = sweep.ErrStale
+		}
 	}
-	return moved, nil
+	if errors.Is(err, hostlocal.ErrStale) {
+		err = nil // said of each
+	}
+	return moved, err
 }
 
 func (v vault) Place(m sweep.Move) (origin, quarantined bool, err error) {
@@ -149,7 +167,25 @@ func (v vault) Discard(id string) error { return v.q.Discard(id) }
 // holdBook writes holds to the state directory.
 type holdBook struct {
 	state *state.Dir
-	now   func() claim.Instant
+	// unread says why there is no state directory, if that is not for want of one.
+	unread error
+	now    func() claim.Instant
+}
+
+// List reads them anew each time: a person may say hold while gc waits.
+func (h *holdBook) List() ([]verdict.Hold, error) {
+	if h.state == nil {
+		return nil, h.unread
+	}
+	list, err := h.state.Holds()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]verdict.Hold, len(list))
+	for i, e := range list {
+		out[i] = e.Verdict()
+	}
+	return out, nil
 }
 
 func (h *holdBook) Hold(v verdict.Hold, releaseID string) (bool, error) {

@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -66,17 +68,17 @@ a later look can count as the second sighting; --no-record leaves that out.`,
 	return cmd
 }
 
-// remember keeps the sightings unless another reaper works on the same directories: its
-// sightings are the ones that count.
+// remember keeps the sightings, but for stores on which another reaper works: its sightings
+// are the ones that count.
 func (n *node) remember(a *app, au *sweep.Audit, want access) {
 	if want == readOnly {
 		return
 	}
-	for _, why := range n.lockStores(au) {
-		a.say("what was seen is not remembered: %s", why)
-		return
+	busy := n.lockStores(au)
+	for _, dir := range slices.Sorted(maps.Keys(busy)) {
+		a.say("%s: what was seen there is not remembered: %s", dir, busy[dir])
 	}
-	n.engine.Remember(au)
+	n.engine.Remember(au, func(store string) bool { return busy[store] == "" })
 	if au.Unremembered != nil {
 		a.say("what was seen is not remembered, so this look will not count as a sighting: %v", au.Unremembered)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
@@ -30,9 +31,6 @@ gone for good. It is asked again, and required again, as soon as its socket answ
 			if err := a.opts.checkGlobal(); err != nil {
 				return err
 			}
-			if !a.isText() {
-				return usagef("forget-runtime prints endpoints, one on a line, and no %s", a.opts.output)
-			}
 			d, err := state.Open(a.opts.stateDir, state.Options{ReadOnly: true})
 			if err != nil {
 				return err
@@ -43,11 +41,7 @@ gone for good. It is asked again, and required again, as soon as its socket answ
 				return err
 			}
 			if len(args) == 0 {
-				return a.emit(nil, func(w io.Writer) {
-					for _, e := range known {
-						fmt.Fprintln(w, report.Clean(e))
-					}
-				})
+				return a.printRuntimes(known, nil)
 			}
 			// All of them are looked up before the first is forgotten.
 			var gone []string
@@ -76,7 +70,24 @@ func (a *app) forget(gone []string) error {
 		a.say("%s is forgotten: it is no longer waited for. Sandboxes that only it knows are now spoken for by kernel and processes alone. "+
 			"It is required again as soon as it answers.", e)
 	}
-	return nil
+	known, err := d.KnownRuntimes()
+	if err != nil {
+		return err
+	}
+	if a.isText() {
+		return nil // said already
+	}
+	return a.printRuntimes(known, gone)
+}
+
+func (a *app) printRuntimes(known, gone []string) error {
+	doc := &api.Runtimes{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindRuntimes}, Endpoints: []string{}, Forgotten: gone}
+	doc.Endpoints = append(doc.Endpoints, known...)
+	return a.emit(doc, func(w io.Writer) {
+		for _, e := range known {
+			fmt.Fprintln(w, report.Clean(e))
+		}
+	})
 }
 
 // knownEndpoint is the endpoint as it is remembered, for one given as it is or as a path.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
@@ -54,7 +56,7 @@ type sweepRun struct {
 	a       *app
 	n       *node
 	dryRun  bool
-	busy    map[string]string // data directory -> why it cannot be locked
+	busy    map[string]string // store -> why it cannot be locked
 	audit   *sweep.Audit
 	plan    *plan.Plan
 	results []*sweep.Result
@@ -104,7 +106,6 @@ func (r *sweepRun) retain() {
 	for _, id := range dropped {
 		if err := r.n.engine.Vault.Discard(id); err != nil {
 			r.a.say("quarantine: %v", err)
-			return
 		}
 	}
 }
@@ -116,16 +117,20 @@ func (r *sweepRun) look(ctx context.Context) error {
 		return err
 	}
 	r.busy = r.n.lockStores(au)
+	for _, dir := range slices.Sorted(maps.Keys(r.busy)) {
+		r.a.say("%s: %s", dir, r.busy[dir])
+	}
 	if !r.dryRun {
+		if err := r.n.quarantine.Check(storeDirs(au)...); err != nil {
+			return withheldError{fmt.Errorf("the quarantine cannot be used, so nothing is released: %w", err)}
+		}
 		settled, err := r.n.engine.Settle(ctx, r.owns(au))
 		if err != nil {
 			r.a.say("%v", err)
 		}
 		r.settled = append(r.settled, settled...)
 	}
-	if len(r.busy) == 0 {
-		r.n.engine.Remember(au)
-	}
+	r.n.engine.Remember(au, func(store string) bool { return r.busy[store] == "" })
 	if au.Unremembered != nil {
 		r.a.say("what was seen is not remembered: %v", au.Unremembered)
 		if !r.dryRun {
@@ -136,12 +141,28 @@ func (r *sweepRun) look(ctx context.Context) error {
 	return nil
 }
 
+// storeDirs are the data directories and stores of an audit.
+func storeDirs(au *sweep.Audit) []string {
+	var out []string
+	for _, s := range au.Case.Snapshots {
+		for _, st := range s.Stores {
+			if st.Network != "" && !slices.Contains(out, st.Dir) {
+				out = append(out, st.Dir)
+			}
+			if st.Network != "" && !slices.Contains(out, st.DataDir) {
+				out = append(out, st.DataDir)
+			}
+		}
+	}
+	return out
+}
+
 // owns says for which stores this process holds the reaper lock.
 func (r *sweepRun) owns(au *sweep.Audit) func(string) bool {
 	mine := map[string]bool{}
 	for _, s := range au.Case.Snapshots {
 		for _, st := range s.Stores {
-			mine[st.Dir] = st.Network == "" || r.n.locked[st.DataDir]
+			mine[st.Dir] = st.Network == "" || r.n.locked[st.Dir]
 		}
 		for i := range s.Resources {
 			if s.Resources[i].Kind != claim.KindReservation {
@@ -162,10 +183,10 @@ func (r *sweepRun) skip(res *claim.Resource) string {
 			if st.Dir != res.Store || st.Network == "" {
 				continue
 			}
-			if why := r.busy[st.DataDir]; why != "" {
+			if why := r.busy[st.Dir]; why != "" {
 				return why
 			}
-			if !r.n.locked[st.DataDir] && !r.dryRun {
+			if !r.n.locked[st.Dir] && !r.dryRun {
 				return "its directory was not there when the locks were taken"
 			}
 			if !st.Writable {
@@ -178,7 +199,7 @@ func (r *sweepRun) skip(res *claim.Resource) string {
 
 func (r *sweepRun) reap(ctx context.Context) {
 	o := r.a.opts
-	opt := plan.Options{MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: o.noDel, Skip: r.skip}
+	opt := plan.Options{MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: o.noDel, Skip: r.skip, Used: r.used()}
 	r.plan = plan.Make(r.audit.Judgement, opt)
 	if n := overCap(r.plan); n > 0 && !r.dryRun && r.a.interactive() {
 		if r.a.ask(fmt.Sprintf("%d addresses are leaked beyond the cap of one sweep. A mass death is more often a wrong witness than a real one. Release them too?", n)) {
@@ -192,6 +213,20 @@ func (r *sweepRun) reap(ctx context.Context) {
 	res, err := r.n.engine.Reap(ctx, r.audit, r.plan)
 	r.results = append(r.results, res)
 	r.err = err
+}
+
+// used counts what this command has released already: the cap is for the command, not for
+// each of its looks.
+func (r *sweepRun) used() map[string]int {
+	used := map[string]int{}
+	for _, res := range r.results {
+		for _, rel := range res.Released {
+			if rel.Finding.Resource.Kind == claim.KindReservation && !rel.Finding.BootProven {
+				used[rel.Finding.Resource.Store]++
+			}
+		}
+	}
+	return used
 }
 
 func overCap(p *plan.Plan) int {
@@ -298,9 +333,15 @@ func (r *sweepRun) withheld(doc *api.Sweep) bool {
 	if slices.ContainsFunc(doc.Kept, func(k api.Kept) bool { return k.Withheld != "" }) {
 		return true
 	}
-	// A silent witness or a missing vantage withholds whatever is not known.
-	return (!doc.Vantage.Proven || len(r.audit.Judgement.Silent) > 0) && doc.Summary[verdict.Unknown.String()] > 0
+	// A silent witness or a missing vantage withholds what it could have spoken for,
+	// whatever that is called.
+	return slices.ContainsFunc(doc.Kept, func(k api.Kept) bool {
+		return k.Rule == "witness-silent" || k.Rule == "cannot-say" || k.Rule == "may-not-convict" || k.Rule == lockHeld
+	})
 }
+
+// lockHeld is the rule for what nobody can release while its store's lock is held.
+const lockHeld = "lock-held"
 
 func (r *sweepRun) document() *api.Sweep {
 	au := r.audit
@@ -362,7 +403,21 @@ func (r *sweepRun) document() *api.Sweep {
 			}
 		}
 	}
+	stuck := map[string]string{} // stores whose lock could not be had (case L7)
+	for _, res := range r.results {
+		for _, f := range res.Failed {
+			var locked *hostlocal.ErrLocked
+			if errors.As(f.Err, &locked) {
+				stuck[f.Finding.Resource.Store] = locked.Error()
+			}
+		}
+	}
 	for _, res := range full.Resources {
+		if why := stuck[res.Store]; why != "" && res.Releasable && !gone[res.Path] {
+			d.Summary[res.Verdict]--
+			res.Verdict, res.Rule, res.Why, res.Releasable = verdict.Unknown.String(), lockHeld, why, false
+			d.Summary[res.Verdict]++
+		}
 		if !gone[res.Path] {
 			d.Kept = append(d.Kept, api.Kept{Resource: res, Withheld: withheld[res.Path]})
 		}

@@ -33,7 +33,9 @@ type node struct {
 	journal *journal.Journal
 	cri     *cri.Witness
 	holds   *holdBook
-	reapers []*hostlocal.Reaper
+	// quarantine lies below the state directory.
+	quarantine *hostlocal.Quarantine
+	reapers    []*hostlocal.Reaper
 	// unwritable says why nothing can be written; then nothing is released.
 	unwritable error
 	locked     map[string]bool // data directories whose reaper lock is held
@@ -67,11 +69,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	if err := n.openState(want); err != nil {
 		return n, withheldError{err}
 	}
-	if err := n.loadHolds(); err != nil && want == releases {
-		return n, withheldError{err}
-	} else if err != nil {
-		n.warnings = append(n.warnings, err.Error())
-	}
+	n.holds = &holdBook{state: n.state, unread: n.unwritable, now: n.clock.Now}
 	known, knownErr := n.knownRuntimes()
 	n.cri, err = cri.New(cri.Config{Endpoints: o.criEndpoints, WellKnown: cri.DefaultEndpoints(), Known: known, Clock: n.clock.Now, Timeout: o.timeout})
 	if err != nil {
@@ -90,10 +88,10 @@ func openNode(o *options, want access) (n *node, err error) {
 	openInit := func(kind string) (*os.File, error) { return proc.OpenInit(o.proc, kind) }
 	lnk := links.New(links.Config{Proc: o.proc, InInit: inInit, OpenInit: openInit, Clock: now})
 	bins := orDefault(o.binDirs, defaultBinDirs())
-	q := &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
+	n.quarantine = &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
 	n.engine = &sweep.Engine{
-		Inventories:  []sweep.Inventory{hl, cache, lnk},
-		Reservations: hl,
+		Inventories:  []sweep.Inventory{cache, lnk},
+		Reservations: reservations{hl, len(o.dataDirs)+len(o.confDirs) == 0},
 		Witnesses: []sweep.Witness{
 			procWitness{proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})},
 			criWitness{n.cri, knownErr, now},
@@ -101,7 +99,7 @@ func openNode(o *options, want access) (n *node, err error) {
 		},
 		Memory:  memory{n},
 		Journal: logOf(n.journal),
-		Vault:   vault{q},
+		Vault:   vault{n.quarantine},
 		Sides:   &sides{cache: cache, links: lnk, bins: bins, proc: o.proc, now: now, inInit: inInit},
 		Holds:   n.holds,
 		Clock:   now,
@@ -153,22 +151,6 @@ func (n *node) openState(want access) error {
 	return nil
 }
 
-func (n *node) loadHolds() error {
-	n.holds = &holdBook{state: n.state, now: n.clock.Now}
-	if n.state == nil {
-		return nil
-	}
-	holds, err := n.state.Holds()
-	if err != nil {
-		// A person said hold and nobody knows of what any more.
-		return fmt.Errorf("the holds cannot be read, so nothing may be released: %w", err)
-	}
-	for _, h := range holds {
-		n.policy.Holds = append(n.policy.Holds, h.Verdict())
-	}
-	return nil
-}
-
 func (n *node) knownRuntimes() ([]string, error) {
 	if n.policy.CRINone {
 		return nil, nil
@@ -190,26 +172,38 @@ func (n *node) reaper(dir string) error {
 	return nil
 }
 
-// lockStores takes the reaper lock of every data directory in the audit that this
-// process does not hold yet. What could not be locked is returned with the reason, by
-// data directory.
+// lockStores takes the reaper locks of every store in the audit that this process does
+// not hold yet: of the data directory, and of the store's own, which a link in another
+// data directory may lead to. What could not be locked is returned with the reason, by
+// store.
 func (n *node) lockStores(a *sweep.Audit) map[string]string {
 	busy := map[string]string{}
 	for _, s := range a.Case.Snapshots {
 		for _, st := range s.Stores {
-			if st.Network == "" || n.locked[st.DataDir] || busy[st.DataDir] != "" {
+			if st.Network == "" || n.locked[st.Dir] {
 				continue
 			}
-			err := n.reaper(st.DataDir)
-			switch {
-			case err == nil:
-				n.locked[st.DataDir] = true
-			case !errors.Is(err, fs.ErrNotExist):
-				busy[st.DataDir] = err.Error()
+			if err := n.lockStore(st.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				busy[st.Dir] = err.Error()
 			}
 		}
 	}
 	return busy
+}
+
+func (n *node) lockDir(dir string) error {
+	if n.locked[dir] {
+		return nil
+	}
+	err := n.reaper(dir)
+	var mine *hostlocal.ErrBusy
+	if errors.As(err, &mine) && mine.PID == os.Getpid() {
+		err = nil // the same directory by another path
+	}
+	if err == nil {
+		n.locked[dir] = true
+	}
+	return err
 }
 
 // look is one audit; record remembers its sightings.
@@ -219,6 +213,9 @@ func (n *node) look(ctx context.Context) (*sweep.Audit, error) {
 		return nil, err
 	}
 	n.rememberRuntimes(a)
+	if a.Unheld != nil {
+		n.warnings = append(n.warnings, fmt.Sprintf("the holds cannot be read, so nothing may be released: %v", a.Unheld))
+	}
 	return a, nil
 }
 

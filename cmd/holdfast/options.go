@@ -129,6 +129,13 @@ func (o *options) policy() (verdict.Policy, error) {
 			addr = addr.Unmap().WithZone("")
 			prefix = netip.PrefixFrom(addr, addr.BitLen())
 		}
+		if prefix.Addr().Is4In6() {
+			// The same addresses in IPv4, as reservations are compared.
+			if prefix.Bits() < 96 {
+				return p, usagef("--exclude %q: want an IPv4-mapped prefix of at least /96", e)
+			}
+			prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+		}
 		p.Exclude = append(p.Exclude, prefix.Masked())
 	}
 	return p, nil

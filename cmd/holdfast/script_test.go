@@ -96,6 +96,7 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"sleep":           (*world).sleep,
 		"hf":              (*world).holdfast,
 		"hf-start":        (*world).start,
+		"hf-until":        (*world).until,
 		"hf-wait":         (*world).wait,
 		"hf-kill":         (*world).kill,
 		"await-intent":    (*world).awaitIntent,

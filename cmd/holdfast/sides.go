@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sys/cnicache"
 	"github.com/holdfast-cni/holdfast/internal/sys/cniexec"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/sys/links"
 )
 
@@ -85,10 +85,7 @@ func (s *sides) del(ctx context.Context, step plan.Step) journal.StepResult {
 		res.State, res.Detail = journal.StepFailed, report.Clean(err.Error())
 		return res
 	}
-	if reusable, _ := cniexec.ReusableOwner(content); reusable {
-		return res
-	}
-	calls, _, err := cniexec.Plan(content, false)
+	calls, skipped, err := cniexec.Plan(content, false)
 	if err != nil {
 		res.State, res.Detail = journal.StepFailed, report.Clean(err.Error())
 		return res
@@ -96,8 +93,8 @@ func (s *sides) del(ctx context.Context, step plan.Step) journal.StepResult {
 	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, Proc: s.proc, InInit: s.inInit})
 	var done, failed []string
 	for _, c := range calls {
-		if slices.ContainsFunc(c.ByAddress, func(a netip.Addr) bool { return !slices.Contains(step.Addrs, a) }) {
-			failed = append(failed, c.Plugin+": not run, since it deletes by an address that is not this attachment's alone")
+		if why := s.notOurs(c, step); why != "" {
+			failed = append(failed, c.Plugin+": not run, since "+why)
 			continue
 		}
 		if err := runner.Run(ctx, c); err != nil {
@@ -111,8 +108,34 @@ func (s *sides) del(ctx context.Context, step plan.Step) journal.StepResult {
 		res.State, res.Detail = journal.StepFailed, report.Clean(strings.Join(failed, "; "))
 	case len(done) > 0:
 		res.State, res.Detail = journal.StepDone, report.Clean(strings.Join(done, ", "))
+	case len(skipped) > 0:
+		// Told in the journal: what these plugins may have left stays.
+		var not []string
+		for _, k := range skipped {
+			not = append(not, k.Plugin+": "+k.Why)
+		}
+		res.Detail = report.Clean(strings.Join(not, "; "))
 	}
 	return res
+}
+
+// notOurs says why a call that deletes by address must not run: right now the address must
+// still be reserved for this dead attachment, or somebody else may have it.
+func (s *sides) notOurs(c cniexec.Call, step plan.Step) string {
+	for _, a := range c.ByAddress {
+		i := slices.IndexFunc(step.Own, func(r *claim.Resource) bool { return r.Addr == a })
+		if i < 0 {
+			return "it deletes by an address that is not this attachment's alone"
+		}
+		stands, err := hostlocal.Stands(step.Own[i].Path, step.Own[i].Inc)
+		if err != nil {
+			return err.Error()
+		}
+		if !stands {
+			return "it deletes by an address that is reserved for another by now"
+		}
+	}
+	return ""
 }
 
 // Content reads a cache file that is still the judged incarnation.

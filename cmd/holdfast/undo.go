@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"time"
@@ -13,6 +15,7 @@ import (
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
 )
 
 func newUndo(a *app) *cobra.Command {
@@ -53,73 +56,115 @@ sweep leaves it ("holdfast unhold" ends that). It says what it cannot bring back
 					return err
 				}
 			}
-			n, err := openNode(a.opts, releases)
-			if err != nil {
-				return err
-			}
-			defer n.Close()
-			recs, _, err := n.engine.Journal.Load()
-			if err != nil {
-				return err
-			}
-			entries := journal.Replay(recs)
-			ids := args
-			if last || since != "" {
-				ids = chooseUndo(entries, n.clock.Now().Boot, from, last)
-				if len(ids) == 0 {
-					return errors.New("nothing to undo: the quarantine holds no release of this boot that fits")
-				}
-			}
-			// The stores must not be swept by another while files go back into them.
-			locked := map[string]bool{}
-			for _, e := range entries {
-				if e.Release == nil || !slices.Contains(ids, e.ID) || e.Release.Store == "" {
-					continue
-				}
-				dir := filepath.Dir(e.Release.Store)
-				if locked[dir] || !e.Release.Addr.IsValid() {
-					continue
-				}
-				locked[dir] = true
-				if err := n.reaper(dir); err != nil {
-					return err
-				}
-			}
-			undone, err := n.engine.Undo(cmd.Context(), ids)
-			if err != nil && len(undone) == 0 {
-				return err
-			}
-			doc := &api.Undo{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindUndo}, Undone: []api.Undone{}}
-			failed := err != nil
-			for _, u := range undone {
-				d := api.Undone{ReleaseID: u.ID, Outcome: u.Outcome, Steps: stepsOf(u.Steps), Lost: stepsOf(u.Lost)}
-				if u.Release != nil {
-					d.Path = u.Release.Path
-					if u.Release.Addr.IsValid() {
-						d.Address = u.Release.Addr.String()
-					}
-				}
-				if u.Err != nil {
-					d.Error = u.Err.Error()
-				}
-				failed = failed || u.Outcome != journal.UndoRestored
-				doc.Undone = append(doc.Undone, d)
-			}
-			if e := a.emit(doc, func(w io.Writer) { undoText(w, doc) }); e != nil {
-				return e
-			}
-			if err != nil {
-				a.say("%v", err)
-			}
-			if failed {
-				return exitError(exitFailed)
-			}
-			return nil
+			return a.undo(cmd.Context(), undoQuery{ids: args, last: last, since: since != "", from: from})
 		},
 	}
 	cmd.Flags().BoolVar(&last, "last", false, "undo the newest release of an address")
 	cmd.Flags().StringVar(&since, "all-since", "", "undo every release since `time`: RFC 3339, or how long ago, such as 15m")
 	return cmd
+}
+
+// undoQuery is what to undo: releases by ID, the last one, or all since a time.
+type undoQuery struct {
+	ids         []string
+	last, since bool
+	from        time.Time
+}
+
+func (a *app) undo(ctx context.Context, q undoQuery) error {
+	n, err := openNode(a.opts, releases)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	entries, err := n.settled(ctx, a)
+	if err != nil {
+		return err
+	}
+	ids := q.ids
+	if q.last || q.since {
+		ids = chooseUndo(entries, n.clock.Now().Boot, q.from, q.last)
+		if len(ids) == 0 {
+			return errors.New("nothing to undo: the quarantine holds no release of this boot that fits")
+		}
+	}
+	// The stores must not be swept by another while files go back into them.
+	for _, e := range entries {
+		if e.Release == nil || !slices.Contains(ids, e.ID) || !e.Release.Addr.IsValid() {
+			continue
+		}
+		if err := n.lockStore(e.Release.Store); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return withheldError{err}
+		}
+	}
+	undone, err := n.engine.Undo(ctx, ids)
+	if err != nil && len(undone) == 0 {
+		return err
+	}
+	doc, whole := undoDocument(undone)
+	if e := a.emit(doc, func(w io.Writer) { undoText(w, doc) }); e != nil {
+		return e
+	}
+	if err != nil {
+		a.say("%v", err)
+	}
+	if err != nil || !whole {
+		return exitError(exitFailed)
+	}
+	return nil
+}
+
+// settled brings what a crash left half way to an end, as far as its stores can be locked,
+// and returns the journal's entries.
+func (n *node) settled(ctx context.Context, a *app) ([]journal.Entry, error) {
+	recs, _, err := n.engine.Journal.Load()
+	if err != nil {
+		return nil, err
+	}
+	own := map[string]bool{}
+	for _, e := range journal.Replay(recs) {
+		if e.State.Unsettled() && e.Release != nil {
+			own[e.Release.Store] = n.lockStore(e.Release.Store) == nil
+		}
+	}
+	if len(own) > 0 {
+		if _, err := n.engine.Settle(ctx, func(store string) bool { return own[store] }); err != nil {
+			a.say("%v", err)
+		}
+		if recs, _, err = n.engine.Journal.Load(); err != nil {
+			return nil, err
+		}
+	}
+	return journal.Replay(recs), nil
+}
+
+// lockStore takes the reaper locks of a store and of its data directory.
+func (n *node) lockStore(dir string) error {
+	if err := n.lockDir(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	return n.lockDir(dir)
+}
+
+// undoDocument publishes what was undone, and whether all of it was put back.
+func undoDocument(undone []sweep.Undone) (doc *api.Undo, whole bool) {
+	doc = &api.Undo{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindUndo}, Undone: []api.Undone{}}
+	whole = true
+	for _, u := range undone {
+		d := api.Undone{ReleaseID: u.ID, Outcome: u.Outcome, Steps: stepsOf(u.Steps), Lost: stepsOf(u.Lost)}
+		if u.Release != nil {
+			d.Path = u.Release.Path
+			if u.Release.Addr.IsValid() {
+				d.Address = u.Release.Addr.String()
+			}
+		}
+		if u.Err != nil {
+			d.Error = u.Err.Error()
+		}
+		whole = whole && u.Outcome == journal.UndoRestored
+		doc.Undone = append(doc.Undone, d)
+	}
+	return doc, whole
 }
 
 func undoText(w io.Writer, doc *api.Undo) {
@@ -144,18 +189,26 @@ func undoText(w io.Writer, doc *api.Undo) {
 	}
 }
 
-// chooseUndo picks what --last or --all-since mean, newest first.
+// chooseUndo picks what --last or --all-since mean, newest first. The last release is an
+// attachment's: both addresses of a dual-stack one.
 func chooseUndo(entries []journal.Entry, boot string, from time.Time, last bool) []string {
 	var ids []string
+	var newest journal.Entry
 	for i := len(entries) - 1; i >= 0; i-- {
 		e := entries[i]
 		if e.Release == nil || !e.Undoable(boot) || !last && e.Intent.Wall.Before(from) || last && !e.Release.Addr.IsValid() {
 			continue
 		}
-		ids = append(ids, e.ID)
-		if last {
-			break
+		if last && len(ids) > 0 {
+			l := newest.Release
+			if e.Sweep != newest.Sweep || e.Release.Owner != l.Owner || e.Release.Owner.ID == "" || e.Release.Network != l.Network {
+				continue
+			}
 		}
+		if len(ids) == 0 {
+			newest = e
+		}
+		ids = append(ids, e.ID)
 	}
 	return ids
 }

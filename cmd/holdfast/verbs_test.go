@@ -56,7 +56,8 @@ type worldKey struct{}
 
 func worldOf(ts *testscript.TestScript) *world { return ts.Value(worldKey{}).(*world) }
 
-// newWorld lays out the node of a script, with one network, "pods", in $P.0/24.
+// newWorld lays out the node of a script, with one network, "pods", in $P.0/24. $P6:0/112
+// is as random, and only as free of others.
 func newWorld(t *testing.T, env *testscript.Env) error {
 	w := &world{
 		t: t, dir: env.WorkDir, subnet: netns.Subnet(t), ids: map[string]string{}, pods: map[string]*scriptPod{},
@@ -74,6 +75,9 @@ func newWorld(t *testing.T, env *testscript.Env) error {
 	}
 	env.Values[worldKey{}] = w
 	env.Setenv("P", strings.TrimSuffix(w.subnet.Addr().String(), ".0"))
+	ula := make([]byte, 8)
+	rand.Read(ula)
+	env.Setenv("P6", fmt.Sprintf("fd%02x:%x:%x:%x:0:0:0", ula[0], ula[1:3], ula[3:5], ula[5:7]))
 	env.Setenv("DATA", filepath.Join(w.dir, "data"))
 	env.Setenv("STATE", filepath.Join(w.dir, "state"))
 	// Living Pods keep their reservations, whatever the script does.
@@ -134,7 +138,7 @@ func (w *world) flags(verb string) []string {
 	}
 	f = append(f, "--data-dir", filepath.Join(w.dir, "data"), "--cni-conf-dir", filepath.Join(w.dir, "conf"),
 		"--cni-cache-dir", filepath.Join(w.dir, "cache"), "--cni-bin-dir", filepath.Join(w.dir, "bin"),
-		"--cri-endpoint", w.endpoint, "--grace", "300ms", "--orphan-grace", "600ms", "--timeout", "8s")
+		"--cri-endpoint", w.endpoint, "--grace", "300ms", "--orphan-grace", "600ms", "--timeout", "30s")
 	for _, n := range w.nets {
 		if w.named {
 			f = append(f, "--network", n)
@@ -435,13 +439,23 @@ func (w *world) killPod(ts *testscript.TestScript, args []string) {
 	w.notLiving(args[0])
 }
 
-// unpin NAME takes the namespace's mount away, and our own descriptor of it: the snapshot
-// of any holdfast that runs elsewhere on this machine would see that one as a use.
+// unpin NAME takes the namespace's mount away, and our own descriptor of it, and waits
+// until nobody has it open: any other holdfast on this machine, of another test run, may
+// be taking its snapshot, which is a use for ours.
 func (w *world) unpin(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 1, 1, "unpin NAME")
 	ns := w.podOf(ts, args[0]).ns
 	ns.Unpin()
 	ns.Close()
+	link := fmt.Sprintf("net:[%d]", ns.ID)
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		fds, err := filepath.Glob("/proc/[0-9]*/fd/*")
+		ts.Check(err)
+		if !slices.ContainsFunc(fds, func(fd string) bool { l, err := os.Readlink(fd); return err == nil && l == link }) {
+			return
+		}
+	}
+	ts.Fatalf("somebody keeps %s open", link)
 }
 
 // notLiving ends the promise that a Pod's reservations stay.

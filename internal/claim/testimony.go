@@ -99,10 +99,12 @@ type ProcessHit struct {
 
 // Shim is a process that holds a container for a runtime.
 type Shim struct {
-	PID       int    `json:"pid"`
-	ID        string `json:"id"`
-	Namespace string `json:"namespace,omitempty"` // containerd namespace: "k8s.io", "moby", ...
-	Address   string `json:"address,omitempty"`   // the runtime's socket, where the command line gives it
+	PID int    `json:"pid"`
+	ID  string `json:"id"`
+	// Namespace is the containerd namespace ("k8s.io", "moby", ...), or "cri-o" for a
+	// conmon that CRI-O started, or empty.
+	Namespace string `json:"namespace,omitempty"`
+	Address   string `json:"address,omitempty"` // the runtime's socket, where the command line gives it
 }
 
 // CRIFacts are the Pod sandboxes of every runtime that answered.

@@ -332,7 +332,7 @@ func (j *Journal) append(recs []Record) error {
 	}
 	var buf []byte
 	for _, r := range recs {
-		if err := r.Check(); err != nil {
+		if err := r.check(); err != nil {
 			return err
 		}
 		var err error

@@ -118,6 +118,14 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // one batch asks first and leaves out what cannot be journalled; that is then not
 // released (I3).
 func (r Record) Check() error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	_, err := appendLine(nil, r)
+	return err
+}
+
+func (r Record) check() error {
 	if !ValidID(r.ReleaseID) {
 		return fmt.Errorf("%w: release ID %q", ErrInvalid, clip(r.ReleaseID))
 	}
@@ -247,5 +255,5 @@ func parseRecord(line []byte) (Record, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return Record{}, fmt.Errorf("not a record: %w", err)
 	}
-	return r, r.Check()
+	return r, r.check() // it fits: it was read from a line
 }

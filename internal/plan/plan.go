@@ -8,7 +8,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
+	"maps"
 	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -36,9 +36,9 @@ type Step struct {
 	Resource *claim.Resource `json:"resource,omitempty"`
 	HostIf   claim.HostIf    `json:"hostIf,omitzero"`
 	NetnsID  uint64          `json:"netnsID,omitempty"`
-	// Addrs, of a cni-del, are the addresses that are reserved for this dead group and
-	// that nobody else has: what deletes by address may delete these and no other.
-	Addrs []netip.Addr `json:"addrs,omitempty"`
+	// Own, of a cni-del, are the reservations of this dead group whose address nobody
+	// else has: what deletes by address may delete these addresses and no other.
+	Own []*claim.Resource `json:"own,omitempty"`
 	// Blocks: while this piece stands it can hold the address alive, so its failure
 	// keeps the address. A piece that cannot is reported and does not.
 	Blocks bool `json:"blocks,omitempty"`
@@ -68,6 +68,8 @@ type Options struct {
 	// MaxReleases per store and sweep; 0 means 10 % of its reservations, at least 16.
 	MaxReleases  int
 	ForceOverCap bool
+	// Used counts by store what this command has released already; may be nil.
+	Used map[string]int
 	// NoDel leaves CNI DEL out.
 	NoDel bool
 	// Skip gives a reason why nothing of a finding's store goes now (another reaper
@@ -150,7 +152,10 @@ func Make(j *verdict.Judgement, opt Options) *Plan {
 		return len(groups[k]) == 0
 	})
 	bridges := sharedIfs(j)
-	used := map[string]int{}
+	used := maps.Clone(opt.Used)
+	if used == nil {
+		used = map[string]int{}
+	}
 	for _, k := range order {
 		fs := groups[k]
 		if store := overCap(fs, used, total, opt); store != "" {
@@ -250,10 +255,10 @@ func makeGroup(fs []*verdict.Finding, opt Options, shared map[string]bool) Group
 	g := Group{Findings: fs}
 	var veths, dels, caches, netns, addrs []Step
 	seenNetns := map[uint64]bool{}
-	var own []netip.Addr
+	var own []*claim.Resource
 	for _, f := range fs {
 		if f.Resource.Kind == claim.KindReservation && !f.Shared {
-			own = append(own, f.Resource.Addr)
+			own = append(own, f.Resource)
 		}
 	}
 	for _, f := range fs {
@@ -276,7 +281,7 @@ func makeGroup(fs []*verdict.Finding, opt Options, shared map[string]bool) Group
 					veths = append(veths, Step{Kind: StepVeth, Object: h.Name, HostIf: h, Resource: r, Blocks: true, Irreversible: true})
 				}
 				if !opt.NoDel && r.Problem == "" {
-					dels = append(dels, Step{Kind: StepDel, Object: r.Path, Resource: r, Addrs: own, Irreversible: true})
+					dels = append(dels, Step{Kind: StepDel, Object: r.Path, Resource: r, Own: own, Irreversible: true})
 					g.Execs = true
 				}
 			}

@@ -124,10 +124,13 @@ func killAnywhere(t *testing.T, root string, arrange func(n *node)) {
 			n.sweep(e)
 			n.once(when + ", swept")
 			n.honest(when + ", swept")
-			// An orphan whose namespace went before the kill begins a new run of sightings.
-			n.wait(2 * grace)
-			n.sweep(e)
-			n.honest(when + ", swept twice")
+			// An orphan whose namespace went before the kill, and a cache file that came back
+			// with its address, begin a new run of sightings.
+			for range 2 {
+				n.wait(2 * grace)
+				n.sweep(e)
+				n.honest(when + ", swept again")
+			}
 			n.expect(when, false, dead)
 			n.expect(when, true, alive)
 			if r := n.sweep(e); len(r.Released)+len(r.Failed)+len(r.Reprieved) > 0 {

@@ -201,7 +201,7 @@ func (n *node) engine() *Engine {
 		n.t.Fatal(err)
 	}
 	return &Engine{
-		Inventories: []Inventory{invTap{n, n.inv}, invTap{n, n.cache}}, Reservations: invTap{n, n.inv}, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
+		Inventories: []Inventory{invTap{n, n.cache}}, Reservations: resTap{n}, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
 		Journal: logTap{n}, Vault: vaultTap{n}, Sides: sideTap{n}, Holds: holdTap{n}, Clock: n.clock, Rand: n.rng,
 	}
 }
@@ -236,6 +236,22 @@ func (i invTap) List(ctx context.Context) claim.Snapshot {
 	}
 	return s
 }
+
+// resTap lists the addresses.
+type resTap struct{ n *node }
+
+func (r resTap) Name() string { return r.n.inv.Name() }
+func (r resTap) List(ctx context.Context, dataDirs []string) claim.Snapshot {
+	return invTap{r.n, also{r.n, dataDirs}}.List(ctx)
+}
+
+type also struct {
+	n    *node
+	dirs []string
+}
+
+func (a also) Name() string                            { return a.n.inv.Name() }
+func (a also) List(ctx context.Context) claim.Snapshot { return a.n.inv.ListAlso(ctx, a.dirs) }
 
 // oracle speaks for all four witnesses from the node's truth.
 type oracle struct{ n *node }
@@ -338,24 +354,24 @@ type killed struct{}
 // vaultTap does to the quarantine what the adapter in cmd does.
 type vaultTap struct{ n *node }
 
-func (v vaultTap) Release(ctx context.Context, dir string, moves []Move) ([]Moved, error) {
+func (v vaultTap) Release(ctx context.Context, dir string, moves []Move, fresh func() bool) ([]Moved, error) {
 	if err := v.n.op("move %s", filepath.Base(dir)); err != nil {
 		if !errors.Is(err, errHalf) {
 			return nil, err
 		}
-		v.release(ctx, dir, moves[:(len(moves)+1)/2])
+		v.release(ctx, dir, moves[:(len(moves)+1)/2], fresh)
 		panic(killed{})
 	}
-	out := v.release(ctx, dir, moves)
-	return out, v.n.op("move %s+", filepath.Base(dir))
+	out, err := v.release(ctx, dir, moves, fresh)
+	return out, errors.Join(err, v.n.op("move %s+", filepath.Base(dir)))
 }
 
-func (v vaultTap) release(ctx context.Context, dir string, moves []Move) []Moved {
+func (v vaultTap) release(ctx context.Context, dir string, moves []Move, fresh func() bool) ([]Moved, error) {
 	list := make([]hostlocal.Move, len(moves))
 	for i, m := range moves {
 		list[i] = hostlocal.Move(m)
 	}
-	outs, _ := v.n.vault.Release(ctx, dir, list, hostlocal.ReleaseOptions{})
+	outs, err := v.n.vault.Release(ctx, dir, list, hostlocal.ReleaseOptions{Fresh: fresh})
 	moved := make([]Moved, len(outs))
 	for i, o := range outs {
 		word := map[hostlocal.State]string{
@@ -365,8 +381,14 @@ func (v vaultTap) release(ctx context.Context, dir string, moves []Move) []Moved
 			word = journal.OutcomeFailed
 		}
 		moved[i] = Moved{ReleaseID: o.ReleaseID, Outcome: word, Err: o.Err}
+		if errors.Is(o.Err, hostlocal.ErrStale) {
+			moved[i].Err = ErrStale
+		}
 	}
-	return moved
+	if errors.Is(err, hostlocal.ErrStale) {
+		err = nil
+	}
+	return moved, err
 }
 
 func (v vaultTap) Place(m Move) (origin, quarantined bool, err error) {
@@ -453,6 +475,8 @@ func (h holdTap) Hold(v verdict.Hold, _ string) (bool, error) {
 	return added, h.n.op("hold %s+", v.Addr)
 }
 
+func (h holdTap) List() ([]verdict.Hold, error) { return sortedHolds(h.n.holds), nil }
+
 func (h holdTap) Unhold(v verdict.Hold) error {
 	if err := h.n.op("unhold %s", v.Addr); err != nil {
 		return err
@@ -465,12 +489,11 @@ func (h holdTap) Unhold(v verdict.Hold) error {
 func (n *node) look(e *Engine) *Audit {
 	n.t.Helper()
 	p := n.policy
-	p.Holds = append(p.Holds, sortedHolds(n.holds)...)
 	a, err := e.Look(n.t.Context(), p)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	e.Remember(a)
+	e.Remember(a, everywhere)
 	return a
 }
 

@@ -19,14 +19,17 @@ const (
 	// confirmation is fresh. Plugins take long, so few groups with them go together.
 	batchGroups = 512
 	batchExecs  = 64
-	// stale is how old a confirmation may be when the addresses go, from when the
-	// witnesses were asked.
-	stale = 500 * time.Millisecond
+	// stale is how long ago the witnesses may have answered when something is touched,
+	// tooSlow how long they may take to answer.
+	stale   = 500 * time.Millisecond
+	tooSlow = 5 * time.Second
 	// delTime bounds the DELs of one batch together. One that hangs cannot hold an
 	// address alive, so it must not keep one either.
 	delTime = time.Minute
-	// moveTime bounds the moves of one batch.
-	moveTime = time.Minute
+	// moveTime bounds the moves of one batch, moveTries how often they are confirmed
+	// anew because the lock came late.
+	moveTime  = time.Minute
+	moveTries = 64
 )
 
 // Released is one reservation, cache file or namespace that went.
@@ -63,41 +66,50 @@ type Reprieve struct {
 
 // Reap releases what p holds, batch by batch, each through the gates: confirmed live,
 // journalled, side pieces first, the reservation last and only if unchanged.
-// An error means that the journal failed; Result still says what was done.
+// An error is the journal's, the memory's or ctx's; Result still says what was done and
+// what was not begun.
 func (e *Engine) Reap(ctx context.Context, a *Audit, p *plan.Plan) (*Result, error) {
-	sweep, err := e.newSweep()
-	if err != nil {
-		return &Result{}, err
+	res := &Result{}
+	var err error
+	if res.Sweep, err = e.newSweep(); err != nil {
+		return res, err
 	}
-	res := &Result{Sweep: sweep}
+	if a.Unheld != nil {
+		err = fmt.Errorf("the holds cannot be read, so nothing is released: %w", a.Unheld)
+	}
 	n := 0
-	todo := batches(p.Groups)
-	for i, groups := range todo {
-		if err := ctx.Err(); err != nil {
-			return res, err
+	stuck := map[string]error{}
+	for _, groups := range batches(p.Groups) {
+		b := &batch{e: e, a: a, res: res, stuck: stuck}
+		if err == nil {
+			err = ctx.Err()
 		}
-		b := &batch{e: e, a: a, res: res, sweep: sweep, confirmedAt: e.Clock()}
-		// Gate 3: asked again, judged again, by the same code.
-		confirmed := e.again(ctx, a)
+		if err == nil {
+			// Gate 3: asked again, judged again, by the same code.
+			err = b.confirm(ctx)
+		}
 		for i := range groups {
-			b.add(&groups[i], confirmed, &n)
-		}
-		// What is begun is ended, whatever becomes of the caller.
-		if err := b.release(context.WithoutCancel(ctx)); err != nil {
-			for _, rest := range todo[i+1:] {
-				for _, g := range rest {
-					b.withhold(&g, err)
-				}
+			if err != nil {
+				b.withhold(&groups[i], err)
+			} else {
+				b.add(&groups[i], &n)
 			}
-			return res, err
+		}
+		if err == nil {
+			// What is begun is ended, whatever becomes of the caller.
+			err = b.release(context.WithoutCancel(ctx))
 		}
 	}
-	return res, nil
+	if a.revived {
+		a.revived = false
+		err = errors.Join(err, e.Memory.Save(a.Judgement.Memory.Sorted()))
+	}
+	return res, err
 }
 
 // release is gates 4 to 8 for one batch.
 func (b *batch) release(ctx context.Context) error {
-	if len(b.items) == 0 {
+	if len(b.groups) == 0 {
 		return nil
 	}
 	// Gate 4: intent, durable, before anything is touched.
@@ -108,25 +120,63 @@ func (b *batch) release(ctx context.Context) error {
 		}
 		return err
 	}
-	// Gate 6: what can hold an address alive goes before the address.
+	// Gate 6: what can hold an address alive goes before the address, and is seen gone.
+	for _, g := range b.groups {
+		if b.still(ctx, g) {
+			b.run(ctx, g, plan.StepVeth, plan.StepNetns)
+		}
+	}
+	if slices.ContainsFunc(b.groups, func(g *running) bool { return g.unpinned }) {
+		b.reprieve(b.confirm(ctx))
+	}
 	dels, cancel := context.WithTimeout(ctx, delTime)
 	for _, g := range b.groups {
-		b.sides(ctx, dels, g)
+		if b.still(ctx, g) {
+			b.run(dels, g, plan.StepDel)
+			b.run(ctx, g, plan.StepCache)
+		}
 	}
 	cancel()
-	if d, ok := b.e.Clock().Since(b.confirmedAt); !ok || d > stale {
-		b.reprieve(b.e.again(ctx, b.a))
-	}
 	// Gates 5 and 7: under the allocator's lock, the same incarnation, moved.
-	moves, cancel := context.WithTimeout(ctx, moveTime)
-	b.move(moves)
-	cancel()
+	b.move(ctx)
 	b.putBack()
 	// Gate 8.
 	if err := b.e.Journal.Append(b.outcomes()...); err != nil {
 		return fmt.Errorf("the outcome could not be written; the next run settles it: %w", err)
 	}
 	return nil
+}
+
+// confirm asks the witnesses again. An answer that took too long is none.
+func (b *batch) confirm(ctx context.Context) error {
+	asked := b.e.Clock()
+	now, err := b.e.again(ctx, b.a)
+	b.answered = b.e.Clock()
+	if err != nil {
+		return err
+	}
+	if d, ok := b.answered.Since(asked); !ok || d > tooSlow {
+		return fmt.Errorf("the witnesses took %s to answer, more than %s, so their answer is too old", d.Round(time.Millisecond), tooSlow)
+	}
+	b.now = now
+	return nil
+}
+
+// fresh reports whether the confirmation is young enough to act on.
+func (b *batch) fresh() bool {
+	d, ok := b.e.Clock().Since(b.answered)
+	return ok && d <= stale
+}
+
+// still reports whether a group may go on, with a fresh confirmation.
+func (b *batch) still(ctx context.Context, g *running) bool {
+	if g.over() {
+		return false
+	}
+	if !b.fresh() {
+		b.reprieve(b.confirm(ctx))
+	}
+	return !g.over()
 }
 
 // withhold reports a group with which nothing was begun.
@@ -162,23 +212,41 @@ type item struct {
 }
 
 type batch struct {
-	e           *Engine
-	a           *Audit
-	res         *Result
-	sweep       string
-	groups      []*running
-	items       []*item
-	confirmedAt claim.Instant
+	e      *Engine
+	a      *Audit
+	res    *Result
+	groups []*running
+	items  []*item
+	// now is the last confirmation, answered when its last witness had answered.
+	now      map[verdict.Key]verdict.Finding
+	answered claim.Instant
+	// stuck are stores of no use in this sweep, shared by its batches.
+	stuck map[string]error
 }
 
 type running struct {
 	g     *plan.Group
 	items []*item
 	// kept are cache files that stay, with the reason: what cannot be journalled cannot
-	// be brought back, so it is not removed (I3).
+	// be brought back, so it is not removed (I3). A failed DEL keeps its file too.
 	kept map[string]string
-	// removed are the cache files that went.
-	removed []string
+	// removed are the cache files that went; unpinned: a namespace went.
+	removed  []string
+	unpinned bool
+}
+
+// over reports whether every item of the group has its outcome.
+func (g *running) over() bool {
+	return !slices.ContainsFunc(g.items, func(it *item) bool { return it.outcome == "" })
+}
+
+// keep ends what is left of the group.
+func (g *running) keep(err error) {
+	for _, it := range g.items {
+		if it.outcome == "" {
+			it.outcome, it.err = journal.OutcomeFailed, err
+		}
+	}
 }
 
 // maxCache bounds a cache file that goes into the journal, in bytes; real ones have some
@@ -186,11 +254,15 @@ type running struct {
 const maxCache = 256 << 10
 
 // add takes a group in if everything in it is confirmed; a group goes as a whole.
-func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n *int) {
+func (b *batch) add(g *plan.Group, n *int) {
 	for _, f := range g.Findings {
-		if !confirmed[keyOf(f.Resource)].Releasable {
+		if err := b.stuck[f.Resource.Store]; err != nil {
+			b.withhold(g, err)
+			return
+		}
+		if !b.now[keyOf(f.Resource)].Releasable {
 			for _, f := range g.Findings {
-				b.res.Reprieved = append(b.res.Reprieved, Reprieve{f, confirmed[keyOf(f.Resource)]})
+				b.res.Reprieved = append(b.res.Reprieved, Reprieve{f, b.now[keyOf(f.Resource)]})
 			}
 			return
 		}
@@ -198,7 +270,7 @@ func (b *batch) add(g *plan.Group, confirmed map[verdict.Key]verdict.Finding, n 
 	run := &running{g: g, kept: map[string]string{}}
 	for _, f := range g.Findings {
 		*n++
-		run.items = append(run.items, &item{f: f, id: journal.BatchID(b.sweep, *n)})
+		run.items = append(run.items, &item{f: f, id: journal.BatchID(b.res.Sweep, *n)})
 	}
 	run.items = slices.DeleteFunc(run.items, func(it *item) bool {
 		return it.f.Resource.Kind == claim.KindCache && b.attach(run, it)
@@ -258,64 +330,44 @@ func (b *batch) intent(it *item) journal.Record {
 	for _, s := range it.f.Says {
 		rel.Says = append(rel.Says, journal.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
 	}
-	return journal.Record{Type: journal.Intent, At: b.e.Clock(), Sweep: b.sweep, ReleaseID: it.id, Release: rel}
+	return journal.Record{Type: journal.Intent, At: b.e.Clock(), Sweep: b.res.Sweep, ReleaseID: it.id, Release: rel}
 }
 
-// sides runs the steps of a group that come before its addresses. A piece that can
-// hold the address alive and stands keeps the address; another is only reported.
-func (b *batch) sides(ctx, dels context.Context, run *running) {
-	first := run.items[0]
-	var blocked error
-	undone := map[string]bool{} // cache files whose DEL failed
-	for _, s := range run.g.Steps {
-		if s.Kind == plan.StepReservation {
-			continue
-		}
-		if s.Kind == plan.StepCache && (blocked != nil || undone[s.Object]) {
-			// The cache file is what the next try is made with.
-			for _, it := range run.items {
-				if it.f.Resource == s.Resource {
-					it.outcome, it.err = journal.OutcomeFailed, errors.New("kept for the next try, since DEL failed")
-				}
-			}
+// run does the steps of some kinds of a group, in order. A piece that can hold the address
+// alive and stands keeps the group; another is only reported.
+func (b *batch) run(ctx context.Context, g *running, kinds ...plan.StepKind) {
+	for _, s := range g.g.Steps {
+		if !slices.Contains(kinds, s.Kind) || g.over() {
 			continue
 		}
 		r := journal.StepResult{Step: string(s.Kind), Object: s.Object, State: journal.StepFailed}
 		if s.Kind == plan.StepCache || s.Kind == plan.StepDel {
-			r.Detail = run.kept[s.Resource.Path]
+			r.Detail = g.kept[s.Object]
 		}
-		switch {
-		case r.Detail != "":
-		case s.Kind == plan.StepDel:
-			r = b.e.Sides.Run(dels, s)
-		default:
+		if r.Detail == "" {
 			r = b.e.Sides.Run(ctx, s)
 		}
 		r.Irreversible = s.Irreversible && r.State == journal.StepDone
 		if r.State != journal.StepSkipped || r.Detail != "" {
-			first.steps = append(first.steps, r)
+			g.items[0].steps = append(g.items[0].steps, r)
 		}
-		if r.State == journal.StepFailed && s.Kind == plan.StepDel {
-			undone[s.Object] = true
+		switch {
+		case r.State == journal.StepFailed && s.Blocks:
+			g.keep(fmt.Errorf("kept, since this could hold it alive: %s %s: %s", s.Kind, s.Object, r.Detail))
+			return
+		case r.State == journal.StepFailed && s.Kind == plan.StepDel:
+			// The cache file is what the next try is made with.
+			g.kept[s.Object] = "kept for the next try, since DEL failed"
+		case r.State == journal.StepDone && s.Kind == plan.StepCache:
+			g.removed = append(g.removed, s.Object)
+		case r.State == journal.StepDone && s.Kind == plan.StepNetns:
+			g.unpinned = true
 		}
-		if s.Kind == plan.StepCache && r.State == journal.StepDone {
-			run.removed = append(run.removed, s.Object)
-		}
-		if r.State == journal.StepFailed && s.Blocks {
-			blocked = fmt.Errorf("%s %s: %s", s.Kind, s.Object, r.Detail)
-		}
-		for _, it := range run.items {
+		for _, it := range g.items {
 			own := it.f.Resource == s.Resource && s.Kind == plan.StepCache ||
 				s.Kind == plan.StepNetns && it.f.Resource.Kind == claim.KindNetns && it.f.Resource.NetnsID == s.NetnsID
 			if own {
 				it.settleBy(r)
-			}
-		}
-	}
-	if blocked != nil {
-		for _, it := range run.items {
-			if it.outcome == "" {
-				it.outcome, it.err = journal.OutcomeFailed, fmt.Errorf("kept, since this could hold it alive: %w", blocked)
 			}
 		}
 	}
@@ -333,26 +385,68 @@ func (it *item) settleBy(r journal.StepResult) {
 	}
 }
 
-// reprieve takes out what is not releasable any more.
-func (b *batch) reprieve(confirmed map[verdict.Key]verdict.Finding) {
-	for _, run := range b.groups {
-		for _, it := range run.items {
-			now := confirmed[keyOf(it.f.Resource)]
-			// With its namespace removed by ourselves an orphan is plainly absent, which
-			// begins a new run of sightings: Suspect is then as good.
-			ok := now.Releasable || it.f.Verdict == verdict.Orphaned && now.Verdict == verdict.Suspect
-			if it.f.Resource.Kind == claim.KindReservation && it.outcome == "" && !ok {
-				it.outcome, it.err = journal.OutcomeFailed, errors.New("a witness no longer says absent")
-				b.res.Reprieved = append(b.res.Reprieved, Reprieve{it.f, now})
+// reprieve takes out the groups that are not wholly releasable any more; err says that
+// nobody could tell.
+func (b *batch) reprieve(err error) {
+	for _, g := range b.groups {
+		if g.over() {
+			continue
+		}
+		if err != nil {
+			g.keep(err)
+			continue
+		}
+		for _, it := range g.items {
+			if it.outcome != "" {
+				continue
 			}
+			now := b.now[keyOf(it.f.Resource)]
+			// With its namespace removed by ourselves an orphan is plainly absent, which
+			// begins a new run of sightings; what counts is that nothing holds it any more.
+			if g.unpinned && now.Gone || !g.unpinned && now.Releasable {
+				continue
+			}
+			why := now.Why
+			if len(now.Netns) > 0 && g.unpinned {
+				why = "its network namespace is still there"
+			}
+			b.res.Reprieved = append(b.res.Reprieved, Reprieve{it.f, now})
+			g.keep(errors.New("no longer certain when the witnesses were asked again: " + why))
+			break
 		}
 	}
 }
 
-// move releases the addresses, store by store, in the order of the plan.
+// move releases the addresses, store by store, in the order of the plan. When a store's
+// lock came too late for the confirmation, the witnesses are asked again.
 func (b *batch) move(ctx context.Context) {
-	var dirs []string
-	byDir := map[string][]*item{}
+	ctx, cancel := context.WithTimeout(ctx, moveTime)
+	defer cancel()
+	for range moveTries {
+		late := false
+		dirs, byDir := b.waiting()
+		for _, dir := range dirs {
+			if !b.fresh() {
+				b.reprieve(b.confirm(ctx))
+			}
+			late = b.moveDir(ctx, dir, byDir[dir]) || late
+		}
+		if !late {
+			break
+		}
+		b.reprieve(b.confirm(ctx))
+	}
+	_, left := b.waiting()
+	for _, items := range left {
+		for _, it := range items {
+			it.outcome, it.err = journal.OutcomeFailed, ErrStale
+		}
+	}
+}
+
+// waiting are the reservations without an outcome, by store.
+func (b *batch) waiting() (dirs []string, byDir map[string][]*item) {
+	byDir = map[string][]*item{}
 	for _, it := range b.items {
 		if it.outcome != "" || it.f.Resource.Kind != claim.KindReservation {
 			continue
@@ -363,27 +457,46 @@ func (b *batch) move(ctx context.Context) {
 		}
 		byDir[dir] = append(byDir[dir], it)
 	}
-	for _, dir := range dirs {
-		items := byDir[dir]
-		moves := make([]Move, len(items))
-		byID := make(map[string]*item, len(items))
-		for i, it := range items {
-			moves[i] = Move{ReleaseID: it.id, Path: it.f.Resource.Path, Inc: it.f.Resource.Inc}
+	return dirs, byDir
+}
+
+// moveDir moves the waiting reservations of one store, and reports whether some are left
+// because the lock came late.
+func (b *batch) moveDir(ctx context.Context, dir string, items []*item) (late bool) {
+	var moves []Move
+	byID := map[string]*item{}
+	for _, it := range items {
+		if it.outcome == "" { // the last confirmation may have taken it out
+			moves = append(moves, Move{ReleaseID: it.id, Path: it.f.Resource.Path, Inc: it.f.Resource.Inc})
 			byID[it.id] = it
 		}
-		moved, err := b.e.Vault.Release(ctx, dir, moves)
-		if err != nil {
-			for _, it := range items {
-				it.outcome, it.err = journal.OutcomeFailed, err
-			}
-			continue
-		}
-		for _, m := range moved {
-			if it := byID[m.ReleaseID]; it != nil {
-				it.outcome, it.err = m.Outcome, m.Err
-			}
+	}
+	if len(moves) == 0 {
+		return false
+	}
+	moved, err := b.e.Vault.Release(ctx, dir, moves, b.fresh)
+	if err != nil {
+		b.stuck[dir] = err
+	}
+	for _, m := range moved {
+		it := byID[m.ReleaseID]
+		switch {
+		case it == nil:
+		case m.Outcome == journal.OutcomeFailed && errors.Is(m.Err, ErrStale):
+			late = true
+		default:
+			it.outcome, it.err = m.Outcome, m.Err
 		}
 	}
+	if err != nil {
+		for _, it := range byID {
+			if it.outcome == "" {
+				it.outcome, it.err = journal.OutcomeFailed, err
+			}
+		}
+		return false
+	}
+	return late
 }
 
 // putBack writes the cache file of an address again that did not go after all: it is what
@@ -410,7 +523,7 @@ func (b *batch) outcomes() []journal.Record {
 		if it.outcome == "" {
 			it.outcome, it.err = journal.OutcomeFailed, errors.New("nothing was said of it")
 		}
-		rec := journal.Record{Type: journal.Outcome, At: now, Sweep: b.sweep, ReleaseID: it.id, Outcome: it.outcome, Steps: it.steps}
+		rec := journal.Record{Type: journal.Outcome, At: now, Sweep: b.res.Sweep, ReleaseID: it.id, Outcome: it.outcome, Steps: it.steps}
 		if it.err != nil {
 			rec.Detail = it.err.Error()
 		}

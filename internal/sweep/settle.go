@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
@@ -69,11 +71,12 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 		rec.Type = journal.UndoOutcome
 	}
 	if k := en.Release.Kind; k != claim.KindReservation && k != "" {
-		// Cache files and namespaces have no quarantine. Whether they went is for the
-		// next listing to say; an undo writes a cache file again or finds it there.
+		// Cache files and namespaces have no quarantine: what still stands did not go.
 		rec.Outcome = journal.OutcomeFailed
 		if undo {
 			rec.Outcome = journal.UndoFailed
+		} else if e.cacheGone(en) {
+			rec.Outcome = journal.OutcomeReleased
 		}
 		return rec, nil
 	}
@@ -115,7 +118,25 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 			return rec, err
 		}
 	}
+	// An address that stays keeps its cache file, which may be gone already.
+	if c := en.Release.Cache; origin && c != nil {
+		step := journal.StepResult{Step: "cache-back", Object: c.Path, State: journal.StepDone}
+		if err := e.Sides.Restore(c.Path, c.Content); err != nil {
+			step.State, step.Detail = journal.StepFailed, err.Error()
+		}
+		rec.Steps = append(rec.Steps, step)
+	}
 	return rec, nil
+}
+
+// cacheGone reports whether a cache file that was released by itself went.
+func (e *Engine) cacheGone(en journal.Entry) bool {
+	if en.Release.Kind != claim.KindCache {
+		return false
+	}
+	r := &claim.Resource{Kind: claim.KindCache, Store: en.Release.Store, Path: en.Release.Path, Inc: en.Release.Inc}
+	_, err := e.Sides.Content(plan.Step{Kind: plan.StepCache, Object: r.Path, Resource: r})
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // holdOf is the hold that an undo puts on its address.

@@ -12,8 +12,10 @@ package sweep
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +32,13 @@ import (
 type Inventory interface {
 	Name() string
 	List(ctx context.Context) claim.Snapshot
+}
+
+// Lister lists the addresses. It is the inventory that is listed last, since the others
+// may know of data directories that nothing else names any more.
+type Lister interface {
+	Name() string
+	List(ctx context.Context, dataDirs []string) claim.Snapshot
 }
 
 // Witness gives its testimonies; one source may speak for several witnesses. It never
@@ -70,12 +79,17 @@ type Moved struct {
 	Err       error
 }
 
+// ErrStale: what the witnesses said was too old when the lock was had at last.
+var ErrStale = errors.New("the confirmation was too old when the lock was had")
+
 // Vault moves reservations between a store and the quarantine, under the allocator's
 // own lock.
 type Vault interface {
-	// Release moves what is unchanged. An error means that nothing was moved (the lock
-	// is held by another); otherwise there is one Moved for every Move.
-	Release(ctx context.Context, dir string, moves []Move) ([]Moved, error)
+	// Release moves what is unchanged. fresh is asked once the lock is had, each time;
+	// when it says no, the lock is given back and what is left has ErrStale. There is one
+	// Moved for every Move. An error means that this store is of no use now: its lock is
+	// held by another, the quarantine cannot be written.
+	Release(ctx context.Context, dir string, moves []Move, fresh func() bool) ([]Moved, error)
 	// Place says where a reservation is after a crash: the judged incarnation at its
 	// origin, a whole copy in the quarantine, both, or neither.
 	Place(m Move) (origin, quarantined bool, err error)
@@ -99,6 +113,9 @@ type Sides interface {
 
 // Holds are the addresses that stay.
 type Holds interface {
+	// List returns all of them. An error means that nobody knows what a person wanted
+	// kept, so nothing may go.
+	List() ([]verdict.Hold, error)
 	// Hold adds h; added is false when it was there.
 	Hold(h verdict.Hold, releaseID string) (added bool, err error)
 	// Unhold removes it; nothing there is no error.
@@ -108,10 +125,8 @@ type Holds interface {
 // Engine is one node's collector. Its methods must not run concurrently; the reaper
 // lock that its user holds sees to that across processes (I9).
 type Engine struct {
-	Inventories []Inventory
-	// Reservations is the one of Inventories that lists addresses; it is listed again
-	// before anything is called Missing.
-	Reservations Inventory
+	Inventories  []Inventory
+	Reservations Lister
 	Witnesses    []Witness
 	Memory       Memory
 	Journal      Log
@@ -130,12 +145,17 @@ type Audit struct {
 	// Unremembered says why the sightings could not be loaded or saved; then nothing
 	// that needs two sightings is ever released.
 	Unremembered error
+	// Unheld says why the holds could not be read; then nothing is released.
+	Unheld error
+	// revived: a confirmation heard alive of what was absent, which is not saved yet.
+	revived bool
 }
 
 // Look lists, asks and judges. It writes nothing.
 func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error) {
 	start := e.Clock()
 	a := &Audit{Case: verdict.Case{Policy: policy}}
+	a.Case.Policy.Holds, a.Unheld = e.Holds.List()
 	a.Case.Snapshots = e.list(ctx)
 	memory, memErr := e.Memory.Load()
 	a.Case.Memory = memory
@@ -159,11 +179,24 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 	return a, nil
 }
 
-// Remember saves the sightings of a look, so that a later one counts as the second.
-func (e *Engine) Remember(a *Audit) {
-	if a.Unremembered == nil {
-		a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
+// Remember saves the sightings of a look, so that a later one counts as the second. owns
+// says for which stores this process may: those of others stay as they were.
+func (e *Engine) Remember(a *Audit, owns func(store string) bool) {
+	if a.Unremembered != nil {
+		return
 	}
+	old := verdict.NewMemory(a.Case.Memory)
+	for k := range a.Judgement.Memory {
+		if !owns(filepath.Dir(k.Path)) {
+			delete(a.Judgement.Memory, k)
+		}
+	}
+	for k, s := range old {
+		if !owns(filepath.Dir(k.Path)) {
+			a.Judgement.Memory[k] = s
+		}
+	}
+	a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
 }
 
 // fetch gets what the judge lacked, and reports whether anything is new.
@@ -175,8 +208,8 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 		a.Case.Now = e.Clock()
 		again = true
 	}
-	if need.Relist && a.Case.Relisted == nil && e.Reservations != nil {
-		s := e.Reservations.List(ctx)
+	if need.Relist && a.Case.Relisted == nil {
+		s := e.Reservations.List(ctx, dataDirs(a.Case.Snapshots))
 		a.Case.Relisted = &s
 		again = true
 	}
@@ -192,14 +225,29 @@ func detailed(c *verdict.Case) bool {
 	return false
 }
 
-// list asks every inventory at once; all have ended before any witness is asked (I6).
+// list asks every inventory; all have ended before any witness is asked (I6).
 func (e *Engine) list(ctx context.Context) []claim.Snapshot {
-	out := make([]claim.Snapshot, len(e.Inventories))
+	out := make([]claim.Snapshot, len(e.Inventories), len(e.Inventories)+1)
 	var wg sync.WaitGroup
 	for i, inv := range e.Inventories {
 		wg.Go(func() { out[i] = inv.List(ctx) })
 	}
 	wg.Wait()
+	return append(out, e.Reservations.List(ctx, dataDirs(out)))
+}
+
+// dataDirs are the data directories that cached configurations name: a network whose
+// configuration was removed is found through them.
+func dataDirs(snaps []claim.Snapshot) []string {
+	var out []string
+	for i := range snaps {
+		for j := range snaps[i].Resources {
+			if c := snaps[i].Resources[j].Cache; c != nil && c.DataDir != "" && !slices.Contains(out, c.DataDir) {
+				out = append(out, c.DataDir)
+			}
+		}
+	}
+	slices.Sort(out)
 	return out
 }
 
@@ -213,17 +261,30 @@ func (e *Engine) ask(ctx context.Context, detail bool) []claim.Testimony {
 	return slices.Concat(parts...)
 }
 
-// again asks the witnesses again and judges the same listing by the same code (gate 3).
-func (e *Engine) again(ctx context.Context, a *Audit) map[verdict.Key]verdict.Finding {
+// again asks the witnesses again, reads the holds again, and judges the same listing by
+// the same code (gate 3). What is alive now is alive for the memory too: its next absence
+// begins a new run.
+func (e *Engine) again(ctx context.Context, a *Audit) (map[verdict.Key]verdict.Finding, error) {
 	c := a.Case
+	var err error
+	if c.Policy.Holds, err = e.Holds.List(); err != nil {
+		return nil, fmt.Errorf("the holds cannot be read: %w", err)
+	}
 	c.Memory = a.Judgement.Memory.Sorted()
 	c.Testimonies = e.ask(ctx, detailed(&a.Case))
 	c.Now = e.Clock()
-	out := map[verdict.Key]verdict.Finding{}
-	for _, f := range verdict.Judge(&c).Findings {
+	j := verdict.Judge(&c)
+	for k, s := range j.Memory {
+		if old := a.Judgement.Memory[k]; s.Absent.Boot == "" && old.Absent.Boot != "" {
+			a.Judgement.Memory[k] = s
+			a.revived = true
+		}
+	}
+	out := make(map[verdict.Key]verdict.Finding, len(j.Findings))
+	for _, f := range j.Findings {
 		out[keyOf(f.Resource)] = f
 	}
-	return out
+	return out, nil
 }
 
 func keyOf(r *claim.Resource) verdict.Key { return verdict.Key{Path: r.Path, Inc: r.Inc} }

@@ -56,6 +56,8 @@ type Finding struct {
 	// not help.
 	Releasable bool          `json:"releasable,omitempty"`
 	Wait       time.Duration `json:"wait"`
+	// Gone: every required witness says absent now, whatever the grace.
+	Gone bool `json:"gone,omitempty"`
 	// BootProven: an earlier boot proves it dead; such releases are not capped.
 	BootProven bool `json:"bootProven,omitempty"`
 	// Netns are the namespaces that must go with an Orphaned address.

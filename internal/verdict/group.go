@@ -1,6 +1,10 @@
 package verdict
 
-import "github.com/holdfast-cni/holdfast/internal/claim"
+import (
+	"net/netip"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
 
 // gather lets the living keep their dead-looking siblings (I8):
 //   - one live resource of an owner keeps all of that owner's: a dual-stack attachment
@@ -124,6 +128,42 @@ func together(list []Finding) {
 			if l := late[id]; l != nil {
 				f.Releasable, f.Wait = false, l.Wait
 				f.Verdict, f.Rule, f.Why = Suspect, "with-reservation", "goes together with "+l.Resource.Addr.String()+", which is "+l.Verdict.String()
+			}
+		}
+	}
+}
+
+// keepPinned keeps a namespace while a reservation of one of its addresses does not go:
+// in conflict, unreadable, foreign, another's. And all of them while a store could not be
+// listed whole, since nobody knows what is reserved there.
+func (s *scene) keepPinned(list []Finding) {
+	all := ""
+	for _, st := range s.stores {
+		if st.Problem != "" {
+			all = "a directory could not be listed whole"
+		}
+	}
+	stays := map[netip.Addr]*Finding{}
+	for i := range list {
+		if f := &list[i]; f.Resource.Kind == claim.KindReservation && !f.Releasable && f.Verdict != Missing {
+			stays[f.Resource.Addr] = f
+		}
+	}
+	for i := range list {
+		f := &list[i]
+		for _, pin := range f.Netns {
+			n := s.byID[pin.ID]
+			if n == nil || !f.Releasable {
+				continue
+			}
+			why := all
+			for _, a := range n.Addrs {
+				if r := stays[plain(a.Addr)]; r != nil && why == "" {
+					why = "its network namespace holds " + r.Resource.Addr.String() + ", which is " + r.Verdict.String()
+				}
+			}
+			if why != "" {
+				f.Releasable, f.Wait, f.Why = false, -1, "kept: "+why
 			}
 		}
 	}

@@ -51,6 +51,7 @@ func Judge(c *Case) *Judgement {
 	s.keepUnlisted(old, out.Memory)
 	s.idleNetns(out, old)
 	together(out.Findings)
+	s.keepPinned(out.Findings)
 	// Whoever the kernel cannot see may still have the address by its runtime's word, so
 	// nothing goes before that was asked.
 	if s.cri != nil && !s.cri.Detailed {
@@ -177,6 +178,7 @@ func (s *scene) conclude(a *assessment, sight Sighting) Finding {
 		f.Verdict, f.Rule, f.Why = Unknown, "may-not-convict", why
 		return f
 	}
+	f.Gone = a.class == classAbsent
 	grace := s.c.Policy.Grace
 	if a.slow || byAddress(a.r) {
 		grace = max(grace, s.c.Policy.OrphanGrace)

@@ -24,7 +24,7 @@ type scene struct {
 
 	byAddr    map[netip.Addr][]*claim.Netns
 	byID      map[uint64]*claim.Netns
-	byMount   map[string]*claim.Netns // normalised path -> namespace
+	byMount   map[string][]*claim.Netns // normalised path -> namespaces, one for each mount namespace that has it
 	hits      map[string][]claim.ProcessHit
 	sandboxes map[string][]*claim.Sandbox
 	// tenants: namespace -> IDs of attachments known to live in it, by any evidence.
@@ -50,7 +50,7 @@ func newScene(c *Case) *scene {
 	s := &scene{
 		c: c, now: c.Now,
 		silent: map[string]string{}, byAddr: map[netip.Addr][]*claim.Netns{}, byID: map[uint64]*claim.Netns{},
-		byMount: map[string]*claim.Netns{}, hits: map[string][]claim.ProcessHit{}, sandboxes: map[string][]*claim.Sandbox{},
+		byMount: map[string][]*claim.Netns{}, hits: map[string][]claim.ProcessHit{}, sandboxes: map[string][]*claim.Sandbox{},
 		tenants: map[uint64][]string{}, homes: map[string][]*claim.Netns{}, ownAddrs: map[string][]netip.Addr{},
 		claims: map[netip.Addr][]string{},
 		pods:   map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{}, occupied: map[uint64]bool{},
@@ -185,13 +185,15 @@ func (s *scene) contradictCRI() {
 	for _, b := range s.cri.Sandboxes {
 		others[socketOf(b.Endpoint)] = true
 	}
+	// conmon names no socket; a CRI-O that lists sandboxes explains them all.
+	crio := slices.ContainsFunc(s.cri.Runtimes, func(rt claim.Runtime) bool { return rt.Name == "cri-o" && others[socketOf(rt.Endpoint)] })
 	for _, rt := range s.cri.Runtimes {
 		if rt.State != claim.StateComplete || others[socketOf(rt.Endpoint)] {
 			continue
 		}
 		n := 0
 		for _, sh := range s.process.Shims {
-			if sh.Namespace == "k8s.io" && !others[socketOf(sh.Address)] {
+			if sh.Namespace == "k8s.io" && !others[socketOf(sh.Address)] || sh.Namespace == "cri-o" && !crio {
 				n++
 			}
 		}
@@ -224,7 +226,12 @@ func (s *scene) index() {
 	for i := range s.c.Snapshots {
 		snap := &s.c.Snapshots[i]
 		for j := range snap.Stores {
-			s.stores[snap.Stores[j].Dir] = &snap.Stores[j]
+			st := &snap.Stores[j]
+			s.stores[st.Dir] = st
+			// A second name of the directory, for configurations that spell it so.
+			if n := normalise(st.Dir); s.stores[n] == nil {
+				s.stores[n] = st
+			}
 		}
 		for j := range snap.Resources {
 			r := &snap.Resources[j]
@@ -272,7 +279,9 @@ func (s *scene) index() {
 		n := &s.kernel.Netns[i]
 		s.byID[n.ID] = n
 		for _, m := range n.Mounts {
-			s.byMount[normalise(m)] = n
+			if p := normalise(m); !slices.Contains(s.byMount[p], n) {
+				s.byMount[p] = append(s.byMount[p], n)
+			}
 		}
 		for _, a := range n.Addrs {
 			if addr := plain(a.Addr); !slices.Contains(s.byAddr[addr], n) {
@@ -303,14 +312,18 @@ func (s *scene) attribute(attachments map[string]bool) {
 	}
 	if s.cri != nil {
 		for i := range s.cri.Sandboxes {
-			settle(s.cri.Sandboxes[i].ID, s.mounted(s.cri.Sandboxes[i].Netns))
+			for _, n := range s.mounted(s.cri.Sandboxes[i].Netns) {
+				settle(s.cri.Sandboxes[i].ID, n)
+			}
 		}
 	}
 	for i := range s.c.Snapshots {
 		for j := range s.c.Snapshots[i].Resources {
 			if r := &s.c.Snapshots[i].Resources[j]; r.Cache != nil {
 				for _, id := range r.Owner.Aliases() {
-					settle(id, s.mounted(r.Cache.Netns))
+					for _, n := range s.mounted(r.Cache.Netns) {
+						settle(id, n)
+					}
 				}
 			}
 		}
@@ -365,9 +378,10 @@ func (s *scene) livesIn(n *claim.Netns) string {
 
 var procPath = regexp.MustCompile(`^/proc/`)
 
-// mounted returns the namespace that is pinned at p. A path below /proc names a
-// process, whose number may be another's by now (cri-o #2849, case F13).
-func (s *scene) mounted(p string) *claim.Netns {
+// mounted returns the namespaces that are pinned at p, in whatever mount namespace: a
+// container that mounts something there in its own must not hide the runtime's. A path
+// below /proc names a process, whose number may be another's by now (cri-o #2849, F13).
+func (s *scene) mounted(p string) []*claim.Netns {
 	if p == "" || procPath.MatchString(p) {
 		return nil
 	}

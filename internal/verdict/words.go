@@ -61,7 +61,7 @@ func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment 
 		return a
 	}
 	for _, dir := range s.dirsOf(r) {
-		if st := s.stores[dir]; st != nil && st.Problem != "" {
+		if st := s.store(dir); st != nil && st.Problem != "" {
 			a.rule, a.why = "store-incomplete", dir+" could not be listed whole: "+st.Problem
 			return a
 		}
@@ -71,6 +71,10 @@ func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment 
 		if r.Problem != "" {
 			a.why += ": " + r.Problem
 		}
+		return a
+	}
+	if why := s.unlisted(r); why != "" {
+		a.rule, a.why = "store-unlisted", why
 		return a
 	}
 	ids := s.ids(r)
@@ -128,11 +132,36 @@ func (s *scene) claimed(a *assessment, ids []string) {
 	}
 }
 
+// unlisted says why nobody knows what a cache entry's attachment has reserved: its
+// directory was not looked at. It goes with its reservation or not at all (I8).
+func (s *scene) unlisted(r *claim.Resource) string {
+	if r.Cache == nil || r.Cache.DataDir == "" {
+		return ""
+	}
+	dir := path.Join(r.Cache.DataDir, r.Network)
+	if s.store(dir) != nil {
+		return ""
+	}
+	// A data directory that was read whole and lacks the network's.
+	if d := s.store(r.Cache.DataDir); d != nil && d.Problem == "" {
+		return ""
+	}
+	return dir + " was not looked at"
+}
+
+// store finds a directory of the listings, in either spelling of /run.
+func (s *scene) store(dir string) *claim.Store {
+	if st := s.stores[dir]; st != nil {
+		return st
+	}
+	return s.stores[normalise(dir)]
+}
+
 // dirsOf are the directories that must have been listed whole to speak of r: its own,
 // and for a cache entry that of its reservations.
 func (s *scene) dirsOf(r *claim.Resource) []string {
 	if r.Cache != nil && r.Cache.DataDir != "" {
-		return []string{r.Store, path.Join(r.Cache.DataDir, r.Network)}
+		return []string{r.Store, path.Join(r.Cache.DataDir, r.Network), r.Cache.DataDir}
 	}
 	return []string{r.Store}
 }
@@ -156,7 +185,7 @@ func (s *scene) ids(r *claim.Resource) []string {
 	var ids []string
 	for i := range s.c.Snapshots {
 		for j := range s.c.Snapshots[i].Resources {
-			if e := &s.c.Snapshots[i].Resources[j]; e.Cache != nil && slices.Contains(e.Cache.Addrs, r.Addr) {
+			if e := &s.c.Snapshots[i].Resources[j]; e.Cache != nil && slices.ContainsFunc(e.Cache.Addrs, func(a netip.Addr) bool { return plain(a) == r.Addr }) {
 				ids = append(ids, e.Owner.Aliases()...)
 			}
 		}
@@ -166,7 +195,7 @@ func (s *scene) ids(r *claim.Resource) []string {
 
 func (s *scene) holds(list []*claim.Netns, addr netip.Addr) bool {
 	return slices.ContainsFunc(list, func(n *claim.Netns) bool {
-		return slices.ContainsFunc(n.Addrs, func(a claim.IfAddr) bool { return a.Addr == addr })
+		return slices.ContainsFunc(n.Addrs, func(a claim.IfAddr) bool { return plain(a.Addr) == addr })
 	})
 }
 
@@ -455,7 +484,7 @@ func (s *scene) sandboxIn(n *claim.Netns) *claim.Sandbox {
 		return nil
 	}
 	for i := range s.cri.Sandboxes {
-		if b := &s.cri.Sandboxes[i]; s.mounted(b.Netns) == n && b.Netns != "" {
+		if b := &s.cri.Sandboxes[i]; slices.Contains(s.mounted(b.Netns), n) {
 			return b
 		}
 	}

@@ -31,6 +31,8 @@ type discovery struct {
 	byDir  map[string]*candidate
 	byKey  map[fileKey]*candidate
 	notes  []claim.Note
+	// whole are the data directories that were read whole or do not exist.
+	whole []string
 	// subnets remembers flannel's files, which several networks may share.
 	subnets map[string][]claim.Range
 }
@@ -197,12 +199,15 @@ func (d *discovery) dataDir(dir string, seen map[fileKey]bool) {
 			d.unreadable(dir, err)
 		} else if _, lerr := os.Lstat(dir); lerr == nil {
 			d.note(dir, "data directory is no directory or a dangling link; nothing can be listed there")
+		} else {
+			d.whole = append(d.whole, dir)
 		}
 		return
 	}
 	defer unix.Close(fd)
 	if key, err := fdKey(fd); err == nil {
 		if seen[key] {
+			d.whole = append(d.whole, dir)
 			return
 		}
 		seen[key] = true
@@ -227,6 +232,8 @@ func (d *discovery) dataDir(dir string, seen map[fileKey]bool) {
 	})
 	if err != nil {
 		d.unreadable(dir, err)
+	} else {
+		d.whole = append(d.whole, dir)
 	}
 	slices.Sort(names)
 	for _, n := range names {

@@ -61,8 +61,21 @@ func (inv *Inventory) Name() string { return "hostlocal" }
 //
 // Resources are ordered by store, address and path. A network whose directory does
 // not exist yet is a store without resources.
-func (inv *Inventory) List(ctx context.Context) claim.Snapshot {
-	d := discover(inv.cfg.ConfDirs, inv.cfg.DataDirs, inv.places)
+//
+// Every data directory that was read whole is a store too, without a Network: what is
+// not listed below it is not there.
+func (inv *Inventory) List(ctx context.Context) claim.Snapshot { return inv.ListAlso(ctx, nil) }
+
+// ListAlso is List with further data directories, such as those that only the libcni
+// cache still names.
+func (inv *Inventory) ListAlso(ctx context.Context, dataDirs []string) claim.Snapshot {
+	also := slices.Clone(inv.cfg.DataDirs)
+	for _, d := range dataDirs {
+		if filepath.IsAbs(d) && isPlain(d) && !slices.Contains(also, d) {
+			also = append(also, d)
+		}
+	}
+	d := discover(inv.cfg.ConfDirs, also, inv.places)
 	slices.SortFunc(d.stores, func(a, b *candidate) int { return strings.Compare(a.Dir, b.Dir) })
 	snap := claim.Snapshot{Source: inv.Name(), Notes: d.notes}
 	for _, s := range d.stores {
@@ -72,6 +85,9 @@ func (inv *Inventory) List(ctx context.Context) claim.Snapshot {
 		}
 		snap.Notes = append(snap.Notes, l.notes...)
 		snap.Stores = append(snap.Stores, s.Store)
+	}
+	for _, dir := range d.whole {
+		snap.Stores = append(snap.Stores, claim.Store{Dir: dir, DataDir: dir, Writable: true})
 	}
 	snap.Listed = inv.cfg.Clock()
 	return snap

@@ -223,7 +223,7 @@ func TestDiscoverStores(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	snap := New(Config{ConfDirs: []string{conf, conf + "/missing"}, DataDirs: []string{data, root + "/again", root + "/missing"}, Clock: now}).List(t.Context())
+	snap := networksOnly(New(Config{ConfDirs: []string{conf, conf + "/missing"}, DataDirs: []string{data, root + "/again", root + "/missing"}, Clock: now}).List(t.Context()))
 	type row struct {
 		Dir, Network string
 		Configs      int
@@ -272,7 +272,7 @@ func TestDiscoverInside(t *testing.T) {
 	put(t, root+"/antrea/cni/networks/antrea/10.0.0.2", hexID64)
 	inv := New(Config{ConfDirs: []string{root + "/net.d"}, Clock: now})
 	inv.places = []place{{dataDir: root + "/antrea/cni/networks", inside: root + "/lib"}}
-	snap := inv.List(t.Context())
+	snap := networksOnly(inv.List(t.Context()))
 	if len(snap.Stores) != 1 || snap.Stores[0].Dir != root+"/antrea/cni/networks/antrea" || len(snap.Stores[0].Configs) != 1 || len(snap.Resources) != 1 {
 		t.Errorf("stores %v, resources %v", snap.Stores, snap.Resources)
 	}
@@ -280,7 +280,7 @@ func TestDiscoverInside(t *testing.T) {
 	if err := os.MkdirAll(root+"/lib/antrea", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if snap = inv.List(t.Context()); len(snap.Stores) != 2 || len(snap.Stores[1].Configs) != 1 {
+	if snap = networksOnly(inv.List(t.Context())); len(snap.Stores) != 2 || len(snap.Stores[1].Configs) != 1 {
 		t.Errorf("stores %v", snap.Stores)
 	}
 }
@@ -302,7 +302,7 @@ func TestListUnreadable(t *testing.T) {
 	t.Run("a network that is a file", func(t *testing.T) {
 		put(t, root+"/networks/file", "")
 		put(t, root+"/c.conf", fmt.Sprintf(`{"name":"file","ipam":{"type":"host-local","dataDir":%q}}`, root+"/networks"))
-		snap := New(Config{ConfDirs: []string{root}, Clock: now}).List(t.Context())
+		snap := networksOnly(New(Config{ConfDirs: []string{root}, Clock: now}).List(t.Context()))
 		if len(snap.Stores) != 2 || snap.Stores[0].Problem == "" || snap.Stores[1].Problem != "" {
 			t.Errorf("stores %v", snap.Stores)
 		}
@@ -310,7 +310,7 @@ func TestListUnreadable(t *testing.T) {
 	t.Run("cut off", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		snap := New(Config{DataDirs: []string{root + "/networks"}, Clock: now}).List(ctx)
+		snap := networksOnly(New(Config{DataDirs: []string{root + "/networks"}, Clock: now}).List(ctx))
 		if len(snap.Stores) != 1 || snap.Stores[0].Problem == "" || len(snap.Resources) != 2 {
 			t.Fatalf("%v", snap)
 		}
@@ -323,7 +323,7 @@ func TestListUnreadable(t *testing.T) {
 	t.Run("cut off in the middle", func(t *testing.T) {
 		// What was read before is no whole listing either.
 		half := fill(t, 300)
-		snap := New(Config{DataDirs: []string{filepath.Dir(half)}, Clock: now}).List(&endingContext{Context: t.Context()})
+		snap := networksOnly(New(Config{DataDirs: []string{filepath.Dir(half)}, Clock: now}).List(&endingContext{Context: t.Context()}))
 		if len(snap.Stores) != 1 || snap.Stores[0].Problem == "" || len(snap.Resources) != 300 {
 			t.Fatalf("%v, %d resources", snap.Stores, len(snap.Resources))
 		}

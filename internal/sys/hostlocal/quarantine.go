@@ -230,3 +230,10 @@ func (q *Quarantine) Discard(id string) error {
 	}
 	return nil
 }
+
+// Stands reports whether the judged incarnation still lies at its path, right now and
+// without the allocator's lock. An error means that it could not be told.
+func Stands(path string, inc claim.Incarnation) (bool, error) {
+	now, ok, err := incarnationAt(path, make([]byte, maxContent+1))
+	return err == nil && ok && now == inc, err
+}

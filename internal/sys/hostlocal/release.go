@@ -47,9 +47,15 @@ type ReleaseOptions struct {
 	MaxHold time.Duration
 	// Mono reads a monotonic clock; the process's own when nil.
 	Mono func() time.Duration
+	// Fresh is asked each time the lock is had, if not nil. False gives it back; what is
+	// left is Failed with ErrStale: the caller waited too long to be sure still.
+	Fresh func() bool
 	// Held is told how long each hold of the lock took, if not nil.
 	Held func(time.Duration)
 }
+
+// ErrStale says that ReleaseOptions.Fresh said no when the lock was had at last.
+var ErrStale = errors.New("the lock came too late")
 
 var (
 	errStays       = errors.New("the file system reported success, but the name is still there")
@@ -65,7 +71,7 @@ var (
 // held across an fsync (I12). Both directories are fsynced once at the end.
 //
 // There is always one outcome per move, in order. The error, if any, is what ended
-// the batch: *ErrLocked, a quarantine that cannot be used, ctx, a failed fsync; the
+// the batch: *ErrLocked, ErrStale, a quarantine that cannot be used, ctx, a failed fsync; the
 // moves that it prevented are Failed with it. Safe for concurrent use.
 func (q *Quarantine) Release(ctx context.Context, dir string, moves []Move, opt ReleaseOptions) ([]Outcome, error) {
 	r := &releaseRun{
@@ -180,6 +186,10 @@ func (r *releaseRun) underLock(ctx context.Context, todo []int, do func(i int) b
 			return todo, err
 		}
 		start := r.opt.Mono() - h.late
+		if r.opt.Fresh != nil && !r.opt.Fresh() {
+			h.release()
+			return todo, ErrStale
+		}
 		more := true
 		for more && len(todo) > 0 && r.opt.Mono()-start < r.opt.MaxHold {
 			if more = do(todo[0]); more {
