@@ -39,7 +39,12 @@
 //   - A namespace that is kept by nothing but a socket made in it, a descriptor in
 //     flight in a unix socket or in a thread's own table of descriptors
 //     (unshare(CLONE_FILES)), or a mount in a mount namespace that no process has as
-//     its main thread's.
+//     its main thread's. Where a link of the node's own namespace leads into it, as a
+//     Pod's veth does, that is noticed and makes both testimonies silent (peers.go). It
+//     stays unseen where its links lead elsewhere: into another Pod's or a router's
+//     namespace, or down to a device of the node (macvlan, ipvlan, a moved NIC), of
+//     which the node's side says nothing; and where the proc file system is not of the
+//     initial PID namespace.
 //   - A namespace whose only mount is covered in a mount namespace of another user
 //     namespace (rootless podman): the kernel keeps covers locked there, so both
 //     testimonies stay silent, with the path, until the process that has that mount

@@ -125,18 +125,11 @@ func onDoomedThread(f func() error) error {
 
 // dump enters a namespace and reads its addresses. It leaves the thread there.
 func dump(ctx context.Context, ns int, buf []byte) ([]claim.IfAddr, error) {
-	if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-		return nil, os.NewSyscallError("setns", err)
-	}
-	sock, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	sock, err := routeSocket(ns)
 	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
+		return nil, err
 	}
 	defer unix.Close(sock)
-	// The kernel answers a dump at once; this only bounds a fault.
-	if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 2}); err != nil {
-		return nil, os.NewSyscallError("setsockopt", err)
-	}
 	for seq := uint32(1); ; seq++ {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -151,10 +144,53 @@ func dump(ctx context.Context, ns int, buf []byte) ([]claim.IfAddr, error) {
 	}
 }
 
-func dumpOnce(sock int, seq uint32, buf []byte) (out []claim.IfAddr, interrupted bool, err error) {
+// routeSocket enters a namespace, leaves the thread there, and opens a netlink socket.
+func routeSocket(ns int) (int, error) {
+	if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+		return -1, os.NewSyscallError("setns", err)
+	}
+	sock, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	// The kernel answers at once; this only bounds a fault.
+	if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 2}); err != nil {
+		unix.Close(sock)
+		return -1, os.NewSyscallError("setsockopt", err)
+	}
+	return sock, nil
+}
+
+// request sends a message to the kernel.
+func request(sock int, msg []byte) error {
 	kernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	if err := retry(func() error { return unix.Sendto(sock, dumpRequest(seq), 0, kernel) }); err != nil {
-		return nil, false, os.NewSyscallError("sendto", err)
+	return os.NewSyscallError("sendto", retry(func() error { return unix.Sendto(sock, msg, 0, kernel) }))
+}
+
+// datagram reads the next datagram of the kernel into buf.
+func datagram(sock int, buf []byte) ([]byte, error) {
+	for {
+		var n int
+		var from unix.Sockaddr
+		err := retry(func() (err error) {
+			n, from, err = unix.Recvfrom(sock, buf, unix.MSG_TRUNC)
+			return err
+		})
+		if err != nil {
+			return nil, os.NewSyscallError("recvfrom", err)
+		}
+		if n > len(buf) {
+			return nil, fmt.Errorf("netlink: a message of %d bytes was cut off", n)
+		}
+		if nl, ok := from.(*unix.SockaddrNetlink); ok && nl.Pid == 0 {
+			return buf[:n], nil
+		} // else not from the kernel
+	}
+}
+
+func dumpOnce(sock int, seq uint32, buf []byte) (out []claim.IfAddr, interrupted bool, err error) {
+	if err := request(sock, dumpRequest(seq)); err != nil {
+		return nil, false, err
 	}
 	var names map[uint32]string
 	nameOf := func(a address) string {
@@ -171,23 +207,12 @@ func dumpOnce(sock int, seq uint32, buf []byte) (out []claim.IfAddr, interrupted
 		return name
 	}
 	for done := false; !done; {
-		var n int
-		var from unix.Sockaddr
-		err := retry(func() (err error) {
-			n, from, err = unix.Recvfrom(sock, buf, unix.MSG_TRUNC)
-			return err
-		})
+		msg, err := datagram(sock, buf)
 		if err != nil {
-			return nil, false, os.NewSyscallError("recvfrom", err)
-		}
-		if n > len(buf) {
-			return nil, false, fmt.Errorf("netlink: a message of %d bytes was cut off", n)
-		}
-		if nl, ok := from.(*unix.SockaddrNetlink); !ok || nl.Pid != 0 {
-			continue // not from the kernel
+			return nil, false, err
 		}
 		var again bool
-		done, again, err = addresses(buf[:n], seq, func(a address) {
+		done, again, err = addresses(msg, seq, func(a address) {
 			if claim.KernelSpeaksFor(a.addr) {
 				out = append(out, claim.IfAddr{If: nameOf(a), Addr: a.addr})
 			}

@@ -316,9 +316,10 @@ type address struct {
 
 var errShort = errors.New("netlink: message is cut off")
 
-// addresses reads a datagram of an RTM_GETADDR dump. done is true with the last one;
-// interrupted when the table changed meanwhile and the dump must be made again.
-func addresses(b []byte, seq uint32, each func(address)) (done, interrupted bool, err error) {
+// messages reads a datagram of an answer to the request seq and calls each with the
+// messages that are no control messages. done is true with the last one; interrupted
+// when a table changed while it was dumped, so that it must be dumped again.
+func messages(b []byte, seq uint32, each func(typ uint16, body []byte) error) (done, interrupted bool, err error) {
 	for len(b) > 0 {
 		if len(b) < unix.SizeofNlMsghdr {
 			return false, interrupted, errShort
@@ -345,17 +346,26 @@ func addresses(b []byte, seq uint32, each func(address)) (done, interrupted bool
 				}
 			}
 			return true, interrupted, nil
-		case unix.RTM_NEWADDR:
-			a, err := addressOf(body)
-			if err != nil {
-				return false, interrupted, err
-			}
-			if a.addr.IsValid() {
-				each(a)
-			}
+		}
+		if err := each(typ, body); err != nil {
+			return false, interrupted, err
 		}
 	}
 	return false, interrupted, nil
+}
+
+// addresses reads a datagram of an RTM_GETADDR dump, as messages does.
+func addresses(b []byte, seq uint32, each func(address)) (done, interrupted bool, err error) {
+	return messages(b, seq, func(typ uint16, body []byte) error {
+		if typ != unix.RTM_NEWADDR {
+			return nil
+		}
+		a, err := addressOf(body)
+		if err == nil && a.addr.IsValid() {
+			each(a)
+		}
+		return err
+	})
 }
 
 // addressOf reads an ifaddrmsg with its attributes. On a point-to-point link

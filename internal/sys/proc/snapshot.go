@@ -74,6 +74,12 @@ type snapshot struct {
 	// initSeen: the last enumeration read PID 1's mounts and network namespace.
 	initSeen bool
 
+	// See stranger: when the host's links were first looked at, which there were, and
+	// how long a namespace may take to end.
+	peersAt time.Time
+	peers   []uint32
+	linger  time.Duration
+
 	uncovers int // private copies made, see uncover
 
 	coveredAt  []string // the mounts of namespaces entered that way
@@ -85,7 +91,7 @@ func newSnapshot(cfg Config) (*snapshot, error) {
 		path: cfg.Proc, proc: -1, selfFD: -1, binDirs: binDirs(cfg.CNIBinDirs), powers: ownPowers(),
 		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[int]bool{},
 		unseen: map[uint64]int{}, hits: map[hitKey]int{}, shims: map[int]claim.Shim{},
-		dents: make([]byte, 32<<10),
+		dents: make([]byte, 32<<10), linger: min(maxLinger, cfg.Timeout/2),
 	}
 	var err error
 	if s.proc, err = openat(unix.AT_FDCWD, cfg.Proc, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
@@ -209,8 +215,13 @@ func (s *snapshot) take(ctx context.Context) error {
 		for _, sp := range s.spaces {
 			fresh = fresh || !sp.dumped
 		}
+		pause := 50 * time.Millisecond
 		if s.rounds > 1 && !fresh && !missing {
-			return nil
+			ending, err := s.stranger(ctx)
+			if err != nil || !ending {
+				return err
+			}
+			pause *= 10
 		}
 		if err := dumpAll(ctx, s.spaces); err != nil {
 			return err
@@ -219,7 +230,7 @@ func (s *snapshot) take(ctx context.Context) error {
 			// Something is being built or torn down: let it.
 			select {
 			case <-ctx.Done():
-			case <-time.After(min(time.Millisecond<<min(s.rounds, 10), 50*time.Millisecond)):
+			case <-time.After(min(time.Millisecond<<min(s.rounds, 10), pause)):
 			}
 		}
 	}
