@@ -333,10 +333,16 @@ func (r *sweepRun) withheld(doc *api.Sweep) bool {
 	if slices.ContainsFunc(doc.Kept, func(k api.Kept) bool { return k.Withheld != "" }) {
 		return true
 	}
+	for _, s := range r.audit.Case.Snapshots {
+		// Nobody knows what lies in a directory that could not be listed.
+		if slices.ContainsFunc(s.Stores, func(st claim.Store) bool { return st.Problem != "" && (st.Network != "" || st.Dir == st.DataDir) }) {
+			return true
+		}
+	}
 	// A silent witness or a missing vantage withholds what it could have spoken for,
-	// whatever that is called.
+	// whatever that is called; so does a file that cannot be read.
 	return slices.ContainsFunc(doc.Kept, func(k api.Kept) bool {
-		return k.Rule == "witness-silent" || k.Rule == "cannot-say" || k.Rule == "may-not-convict" || k.Rule == lockHeld
+		return slices.Contains([]string{"witness-silent", "may-not-convict", "unreadable", "store-incomplete", lockHeld}, k.Rule)
 	})
 }
 

@@ -184,10 +184,17 @@ func inRanges(c *verdict.Case, j *verdict.Judgement, dir string) int {
 	return len(seen)
 }
 
-// Notes publishes what belongs to no resource.
+// Notes publishes what belongs to no resource: a directory that could not be listed among
+// it.
 func Notes(c *verdict.Case) []api.Note {
 	var out []api.Note
 	for i := range c.Snapshots {
+		for _, s := range c.Snapshots[i].Stores {
+			noted := func(n claim.Note) bool { return n.Path == s.Dir }
+			if s.Problem != "" && !slices.ContainsFunc(c.Snapshots[i].Notes, noted) {
+				out = append(out, api.Note{Path: s.Dir, Text: s.Problem})
+			}
+		}
 		for _, n := range c.Snapshots[i].Notes {
 			out = append(out, api.Note{Path: n.Path, Text: n.Text})
 		}
