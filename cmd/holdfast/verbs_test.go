@@ -440,22 +440,40 @@ func (w *world) killPod(ts *testscript.TestScript, args []string) {
 }
 
 // unpin NAME takes the namespace's mount away, and our own descriptor of it, and waits
-// until nobody has it open: any other holdfast on this machine, of another test run, may
-// be taking its snapshot, which is a use for ours.
+// until nobody has it: another mount namespace may have a copy of the mount for as long as
+// it lives, and any other holdfast on this machine a descriptor while it takes its
+// snapshot, both of which are a use for ours.
 func (w *world) unpin(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 1, 1, "unpin NAME")
 	ns := w.podOf(ts, args[0]).ns
 	ns.Unpin()
 	ns.Close()
-	link := fmt.Sprintf("net:[%d]", ns.ID)
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		fds, err := filepath.Glob("/proc/[0-9]*/fd/*")
-		ts.Check(err)
-		if !slices.ContainsFunc(fds, func(fd string) bool { l, err := os.Readlink(fd); return err == nil && l == link }) {
+	name := fmt.Sprintf("net:[%d]", ns.ID)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		// In this order: who has no mount to open cannot get a descriptor any more.
+		if !mounted(ts, name) && !opened(ts, name) {
 			return
 		}
 	}
-	ts.Fatalf("somebody keeps %s open", link)
+	ts.Fatalf("somebody keeps %s", name)
+}
+
+func mounted(ts *testscript.TestScript, name string) bool {
+	tables, err := filepath.Glob("/proc/[0-9]*/mountinfo")
+	ts.Check(err)
+	return slices.ContainsFunc(tables, func(path string) bool {
+		text, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(text), " "+name+" ")
+	})
+}
+
+func opened(ts *testscript.TestScript, name string) bool {
+	fds, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	ts.Check(err)
+	return slices.ContainsFunc(fds, func(path string) bool {
+		link, err := os.Readlink(path)
+		return err == nil && link == name
+	})
 }
 
 // notLiving ends the promise that a Pod's reservations stay.
