@@ -141,20 +141,19 @@ func (r *sweepRun) look(ctx context.Context) error {
 	return nil
 }
 
-// storeDirs are the data directories and stores of an audit.
+// storeDirs are the data directories and stores of an audit; host-local walks all that lies
+// below them.
 func storeDirs(au *sweep.Audit) []string {
 	var out []string
 	for _, s := range au.Case.Snapshots {
 		for _, st := range s.Stores {
-			if st.Network != "" && !slices.Contains(out, st.Dir) {
-				out = append(out, st.Dir)
-			}
-			if st.Network != "" && !slices.Contains(out, st.DataDir) {
-				out = append(out, st.DataDir)
+			if st.Network != "" || st.Dir == st.DataDir {
+				out = append(out, st.Dir, st.DataDir)
 			}
 		}
 	}
-	return out
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // owns says for which stores this process holds the reaper lock.
