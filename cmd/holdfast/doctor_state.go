@@ -65,6 +65,9 @@ func (x *examination) stores() []finding {
 	}
 	var out []finding
 	for _, s := range x.listed(true) {
+		if s.Network == "" && s.Problem == "" {
+			continue // a data directory that was read whole
+		}
 		if s.Network == "" {
 			out = append(out, finding{blocks: true, Check: api.Check{
 				Name: s.Dir, Detail: s.Problem, Fix: "make the directory readable for holdfast; until then nothing in it is judged",

@@ -116,9 +116,12 @@ func (r *sweepRun) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	before := r.busy
 	r.busy = r.n.lockStores(au)
 	for _, dir := range slices.Sorted(maps.Keys(r.busy)) {
-		r.a.say("%s: %s", dir, r.busy[dir])
+		if before[dir] == "" {
+			r.a.say("%s: %s", dir, r.busy[dir])
+		}
 	}
 	if !r.dryRun {
 		if err := r.n.quarantine.Check(storeDirs(au)...); err != nil {
@@ -331,6 +334,9 @@ func (r *sweepRun) withheld(doc *api.Sweep) bool {
 	}
 	if slices.ContainsFunc(doc.Kept, func(k api.Kept) bool { return k.Withheld != "" }) {
 		return true
+	}
+	if len(r.busy) > 0 {
+		return true // another reaper is at work there
 	}
 	for _, s := range r.audit.Case.Snapshots {
 		// Nobody knows what lies in a directory that could not be listed.
