@@ -45,9 +45,9 @@
 //     namespace, or down to a device of the node (macvlan, ipvlan, a moved NIC), of
 //     which the node's side says nothing; and where the proc file system is not of the
 //     initial PID namespace.
-//   - A namespace whose only mount is covered in a mount namespace of another user
-//     namespace (rootless podman): the kernel keeps covers locked there, so both
-//     testimonies stay silent, with the path, until the process that has that mount
-//     namespace ends.
+//   - A namespace that nothing shows but mounts in mount namespaces of other user
+//     namespaces, where no path leads to it, since a cover lies above (the kernel keeps
+//     covers locked there) or a file system on the way does not answer: it is left out,
+//     and the vantage names it with a process (foreign.go).
 //   - Addresses that the kernel does not have: gVisor, vfio, vhost-user (case F20).
 package proc

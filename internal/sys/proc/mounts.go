@@ -134,24 +134,41 @@ func mountKeys(keys map[mountKey][]int) []mountKey {
 
 // pinByMounts opens those namespaces that no process gave us access to. A path may be
 // covered by another mount in one mount namespace and free in the next, so each is
-// tried until one shows the namespace itself.
+// tried until one shows the namespace itself: first where the node's own mounts are,
+// then where those of other user namespaces are, which may keep us waiting.
 func (s *snapshot) pinByMounts(keys []mountKey, pids map[mountKey][]int) error {
-	for _, key := range keys {
-		for _, m := range s.tables[key].nets {
-			if s.spaces[m.ino] != nil {
-				continue
-			}
-			for _, dir := range s.roots(key, pids[key]) {
-				err := s.pin(m.ino, func() (int, error) {
-					return s.openPath(s.proc, dir+m.path, m.ino, unix.O_NOFOLLOW)
-				})
-				if err == unix.EMFILE || err == unix.ENFILE {
-					return s.failed("open", pids[key][0], "root/...", err)
-				}
+	for _, foreign := range []bool{false, true} {
+		for _, key := range keys {
+			for _, m := range s.tables[key].nets {
 				if s.spaces[m.ino] != nil {
+					continue
+				}
+				if s.foreign(key, pids[key]) != foreign {
 					break
 				}
+				if err := s.pinByMount(key, pids[key], m, foreign); err != nil {
+					return err
+				}
 			}
+		}
+	}
+	return nil
+}
+
+func (s *snapshot) pinByMount(key mountKey, pids []int, m nsMount, foreign bool) error {
+	for _, dir := range s.roots(key, pids) {
+		err := s.pin(m.ino, func() (int, error) {
+			root, err := openat(s.proc, dir, unix.O_PATH|unix.O_DIRECTORY)
+			if err != nil {
+				return -1, err
+			}
+			return s.openMount(root, stuckPath{key.ns, m.path, foreign}, m.ino)
+		})
+		if err == unix.EMFILE || err == unix.ENFILE {
+			return s.failed("open", pids[0], "root/...", err)
+		}
+		if err == errHangs || s.spaces[m.ino] != nil {
+			break
 		}
 	}
 	return nil

@@ -28,20 +28,25 @@ type space struct {
 // moved, a mount covers it, or a descriptor was closed and used again.
 var errMoved = errors.New("another file is there")
 
-// verify reports whether fd is the namespace with that inode.
-func verify(fd int, ino uint64) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+// verify reports whether fd is the namespace with that inode. device is that of the file
+// system of namespaces. Where fd is another file, whoever has that file system is not
+// asked: a container's may never answer.
+func verify(fd int, device, ino uint64) error {
+	got, err := cached(fd, "", unix.AT_EMPTY_PATH)
+	if err != nil {
 		return err
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return err
-	}
-	if st.Ino != ino || int64(fs.Type) != unix.NSFS_MAGIC {
+	if got != (fileIdentity{device, ino}) {
 		return errMoved
 	}
 	return nil
+}
+
+// cached returns what file a path names, by what the kernel knows of it already.
+func cached(dir int, path string, flags int) (fileIdentity, error) {
+	var st unix.Statx_t
+	err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+	return fileIdentity{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}, err
 }
 
 // openPath opens a namespace at a path that others control. Nothing but the namespace
@@ -54,7 +59,7 @@ func (s *snapshot) openPath(dir int, path string, ino uint64, flags int) (int, e
 		return -1, err
 	}
 	defer unix.Close(at)
-	if err := verify(at, ino); err != nil {
+	if err := verify(at, s.nsDev, ino); err != nil {
 		return -1, err
 	}
 	return openat(s.selfFD, itoa(at), unix.O_RDONLY)

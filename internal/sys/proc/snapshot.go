@@ -51,7 +51,8 @@ type snapshot struct {
 	selfFD  int // our own descriptors
 	self    int // our PID there, 0 if we are not in it
 	powers  powers
-	exe     unix.Stat_t // our own executable, zero if unknown
+	exe     fileIdentity // our own executable, zero if unknown
+	nsDev   uint64       // the device of the file system of namespaces
 	binDirs []string
 
 	mu     sync.Mutex
@@ -82,6 +83,15 @@ type snapshot struct {
 
 	uncovers int // private copies made, see uncover
 
+	// See foreign: whose mounts the last enumeration saw, which of their namespaces are
+	// others', what was therefore left out, and which paths hang.
+	keys      []mountKey
+	keyPIDs   map[mountKey][]int
+	initUser  uint64
+	foreignNS map[uint64]bool
+	others    map[uint64]string
+	stuck     map[stuckPath]bool
+
 	coveredAt  []string // the mounts of namespaces entered that way
 	uncoverErr error    // why one was not
 }
@@ -92,6 +102,7 @@ func newSnapshot(cfg Config) (*snapshot, error) {
 		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[int]bool{},
 		unseen: map[uint64]int{}, hits: map[hitKey]int{}, shims: map[int]claim.Shim{},
 		dents: make([]byte, 32<<10), linger: min(maxLinger, cfg.Timeout/2),
+		foreignNS: map[uint64]bool{}, others: map[uint64]string{}, stuck: map[stuckPath]bool{},
 	}
 	var err error
 	if s.proc, err = openat(unix.AT_FDCWD, cfg.Proc, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
@@ -104,9 +115,14 @@ func newSnapshot(cfg Config) (*snapshot, error) {
 	if int64(fs.Type) != unix.PROC_SUPER_MAGIC {
 		return s, &Error{Op: "use", Object: fmt.Sprintf("%q", cfg.Proc), Err: errNotProc}
 	}
-	if err := unix.Stat("/proc/self/exe", &s.exe); err != nil {
-		s.exe = unix.Stat_t{}
+	if s.exe, err = cached(unix.AT_FDCWD, "/proc/self/exe", 0); err != nil {
+		s.exe = fileIdentity{}
 	}
+	ns, err := cached(unix.AT_FDCWD, "/proc/self/ns/net", 0)
+	if err != nil {
+		return s, &Error{Op: "stat", Object: "/proc/self/ns/net", Err: err}
+	}
+	s.nsDev = ns.dev
 	var link [32]byte
 	if n, err := readlinkat(s.proc, "self", link[:]); err == nil && n < len(link) {
 		s.self, _ = decimalPrefix(append(link[:n:n], 0))
@@ -151,8 +167,11 @@ func (s *snapshot) failed(op string, pid int, what string, err error) error {
 // holds and enters every namespace for a moment, which is no use of them: without
 // this, one holdfast would take what another looks at for something in use.
 func (s *snapshot) ours(dir int) bool {
-	var st unix.Stat_t
-	return s.exe.Ino != 0 && unix.Fstatat(dir, "exe", &st, 0) == nil && st.Ino == s.exe.Ino && st.Dev == s.exe.Dev
+	if s.exe.ino == 0 {
+		return false
+	}
+	exe, err := cached(dir, "exe", 0)
+	return err == nil && exe == s.exe
 }
 
 func (s *snapshot) setHost(ino uint64) {
@@ -183,7 +202,7 @@ func (s *snapshot) pin(ino uint64, open func() (int, error)) error {
 	if err != nil {
 		return err
 	}
-	if err := verify(fd, ino); err != nil {
+	if err := verify(fd, s.nsDev, ino); err != nil {
 		unix.Close(fd)
 		if err == errMoved {
 			return nil
@@ -241,23 +260,37 @@ func (s *snapshot) unsettled(err error) error {
 }
 
 // missing reports whether a namespace of the last enumeration is not held. One that
-// was merely vanishing is not seen again; one that stays is an error in the end.
+// was merely vanishing is not seen again; one that stays is an error in the end, unless
+// nothing but the mounts of other user namespaces shows it (see foreign).
 func (s *snapshot) missing() (bool, error) {
 	found := false
 	for ino, x := range s.last {
 		if s.spaces[ino] != nil {
 			continue
 		}
-		found = true
 		s.unseen[ino]++
+		if s.unseen[ino] > 1 && x.procs == 0 && x.fdHolders == 0 {
+			if where, others := s.where(ino); others {
+				s.others[ino] = where
+				continue
+			}
+		}
+		found = true
 		if s.unseen[ino] < hopeless {
 			continue
 		}
 		where := "held by a process"
 		if len(x.mounts) > 0 {
-			where = fmt.Sprintf("mounted at %q, perhaps below another mount", x.mounts[0])
-			if s.uncoverErr != nil {
-				where += fmt.Sprintf("; not uncovered: %q", s.uncoverErr.Error())
+			if where, _ = s.where(ino); where == "" {
+				where = fmt.Sprintf("mounted at %q", x.mounts[0])
+			}
+			switch {
+			case s.isStuck(ino):
+				where += ", where a file system does not answer"
+			case s.uncoverErr != nil:
+				where += fmt.Sprintf(", perhaps below another mount; not uncovered: %q", s.uncoverErr.Error())
+			default:
+				where += ", perhaps below another mount"
 			}
 		}
 		return true, &Error{Op: "enter", Object: fmt.Sprintf("network namespace %d", ino),
@@ -345,6 +378,7 @@ func (s *snapshot) merge(ctx context.Context, walkers []*walker) error {
 		return err
 	}
 	keys := mountKeys(pids)
+	s.keys, s.keyPIDs = keys, pids
 	s.initSeen = len(keys) > 0 && pids[keys[0]][0] == 1
 	for _, key := range keys {
 		for _, m := range s.tables[key].nets {

@@ -40,11 +40,12 @@ func (s *snapshot) uncover(ctx context.Context, keys []mountKey, pids map[mountK
 		for {
 			var want []uint64
 			for _, m := range s.tables[key].nets {
-				if s.spaces[m.ino] == nil && s.unseen[m.ino] > 0 && !slices.Contains(want, m.ino) {
+				if s.spaces[m.ino] == nil && s.unseen[m.ino] > 0 && !slices.Contains(want, m.ino) && !s.stuck[stuckPath{ns: key.ns, path: m.path}] {
 					want = append(want, m.ino)
 				}
 			}
-			if len(want) == 0 || s.uncovers >= maxUncovers {
+			// The kernel keeps covers locked where another user namespace has them.
+			if len(want) == 0 || s.uncovers >= maxUncovers || s.foreign(key, pids[key]) {
 				break
 			}
 			if err := ctx.Err(); err != nil {
@@ -112,7 +113,7 @@ func (s *snapshot) openMountNS(key mountKey, pids []int) (*os.File, error) {
 			continue
 		}
 		// The number may be another process's by now, or that process have moved.
-		if err = verify(fd, key.ns); err == nil {
+		if err = verify(fd, s.nsDev, key.ns); err == nil {
 			return os.NewFile(uintptr(fd), "mount namespace"), nil
 		}
 		unix.Close(fd)
@@ -166,7 +167,13 @@ func (s *snapshot) uncoverOne(self int, ino uint64) error {
 				cover = c.path
 				continue
 			}
-			last = s.pin(ino, func() (int, error) { return s.openPath(unix.AT_FDCWD, m.path, ino, unix.O_NOFOLLOW) })
+			last = s.pin(ino, func() (int, error) {
+				root, err := openat(unix.AT_FDCWD, "/", unix.O_PATH|unix.O_DIRECTORY)
+				if err != nil {
+					return -1, err
+				}
+				return s.openMount(root, stuckPath{path: m.path}, ino)
+			})
 			if s.spaces[ino] != nil {
 				s.coveredAt = append(s.coveredAt, m.path)
 				return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -94,6 +95,14 @@ func (s *snapshot) vantage(failure error) claim.Vantage {
 				n, s.coveredAt[:min(n, 8)]),
 		})
 	}
+	left := s.leftOut()
+	if n := len(left); n > 0 {
+		v.Checks = append(v.Checks, claim.Check{
+			Name: "other-users-mounts", OK: true,
+			Detail: fmt.Sprintf("%d network namespaces were left out: nothing but mounts of other user namespaces shows them, and no path leads there: %s",
+				n, strings.Join(left[:min(n, 8)], "; ")),
+		})
+	}
 	if isProc && !v.InitialPIDNS {
 		v.Checks = append(v.Checks, claim.Check{
 			Name: "host-links", OK: true,
@@ -105,7 +114,7 @@ func (s *snapshot) vantage(failure error) claim.Vantage {
 		c.Detail = failure.Error()
 		c.Fix = "see the detail; while it lasts, nothing is released"
 	} else {
-		c.Detail = fmt.Sprintf("%d network namespaces, every one entered; settled after %d enumerations", len(s.last), s.rounds)
+		c.Detail = fmt.Sprintf("%d network namespaces, every one entered; settled after %d enumerations", len(s.last)-len(left), s.rounds)
 	}
 	check(c)
 	v.Proven = mandatory
