@@ -86,7 +86,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	cache := cnicache.New(cnicache.Config{Dirs: o.cacheDirs, Clock: now})
 	inInit := func(kind string) (bool, error) { return proc.InInit(o.proc, kind) }
 	openInit := func(kind string) (*os.File, error) { return proc.OpenInit(o.proc, kind) }
-	lnk := links.New(links.Config{Proc: o.proc, InInit: inInit, OpenInit: openInit, Clock: now})
+	lnk := links.New(links.Config{InInit: inInit, OpenInit: openInit, Clock: now})
 	bins := orDefault(o.binDirs, defaultBinDirs())
 	n.quarantine = &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
 	n.engine = &sweep.Engine{

@@ -63,8 +63,7 @@ func newNode(t *testing.T, script string) node {
 		t.Fatalf("script: %q, %v", line[:k], err)
 	}
 	n.pid = cmd.Process.Pid
-	proc := fakeProc(t, fmt.Sprintf("/proc/%d/ns/mnt", n.pid), "/proc/thread-self/ns/net")
-	n.Inventory = New(Config{NetnsDirs: []string{filepath.Join(n.dir, "netns")}, Proc: proc, Clock: frozen})
+	n.Inventory = New(initAt(fmt.Sprintf("/proc/%d/ns/mnt", n.pid), ownNet, filepath.Join(n.dir, "netns")))
 	return n
 }
 
@@ -212,7 +211,7 @@ func TestRemoveCoveredFromWithin(t *testing.T) {
 	a := netns.New(t)
 	n := newNode(t, mountHere(a)+bindOnItself+"umount netns/cni-a")
 	dir := filepath.Join(n.dir, "netns")
-	within := New(Config{NetnsDirs: []string{dir}, Proc: ownProc(t), Clock: frozen})
+	within := New(here(dir))
 	err := onDoomedThread(func() error {
 		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", n.pid))
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -62,34 +61,6 @@ var ErrNoView = errors.New("no view of PID 1's namespaces")
 // procfs is no missing link (I5). So the reason is text only.
 func noView(kind string, reason error) error {
 	return fmt.Errorf("%w: %s namespace: %v", ErrNoView, kind, reason)
-}
-
-// inInit reports whether the calling thread is in PID 1's namespace of that kind.
-func (v *Inventory) inInit(kind string) (bool, error) {
-	if v.isInit != nil {
-		return v.isInit(kind)
-	}
-	return sameNamespace(filepath.Join(v.proc, "1/ns", kind), "/proc/thread-self/ns/"+kind)
-}
-
-// openInit opens PID 1's namespace of that kind.
-func (v *Inventory) openInit(kind string) (*os.File, error) {
-	if v.open != nil {
-		return v.open(kind)
-	}
-	return os.Open(filepath.Join(v.proc, "1/ns", kind))
-}
-
-// sameNamespace compares two namespace files, following links.
-func sameNamespace(a, b string) (bool, error) {
-	var x, y unix.Stat_t
-	if err := unix.Stat(a, &x); err != nil {
-		return false, os.NewSyscallError("stat", err)
-	}
-	if err := unix.Stat(b, &y); err != nil {
-		return false, os.NewSyscallError("stat", err)
-	}
-	return x.Dev == y.Dev && x.Ino == y.Ino, nil
 }
 
 // onDoomedThread runs f on a thread that ends with it, so that nothing else of the

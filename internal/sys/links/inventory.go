@@ -34,13 +34,10 @@ type Config struct {
 	// NetnsDirs are directories of namespace mounts, as PID 1 sees them. Empty means
 	// DefaultNetnsDirs.
 	NetnsDirs []string
-	// Proc is the procfs in which PID 1 is the node's. Empty means /proc.
-	Proc string
 	// InInit reports whether the calling thread is in PID 1's namespace of a kind, "net"
-	// or "mnt". Nil compares <proc>/1/ns with our own, which a security module may
-	// refuse.
+	// or "mnt". Required.
 	InInit func(kind string) (bool, error)
-	// OpenInit opens PID 1's namespace of a kind. Nil opens <proc>/1/ns, likewise.
+	// OpenInit opens PID 1's namespace of a kind. Required.
 	OpenInit func(kind string) (*os.File, error)
 	// Clock reads the node's clocks. Required.
 	Clock func() claim.Instant
@@ -49,19 +46,15 @@ type Config struct {
 // Inventory lists namespace mounts and veths. It holds no state between calls; safe
 // for concurrent use.
 type Inventory struct {
-	dirs   []string
-	proc   string
-	isInit func(kind string) (bool, error)
-	open   func(kind string) (*os.File, error)
-	clock  func() claim.Instant
+	dirs     []string
+	inInit   func(kind string) (bool, error)
+	openInit func(kind string) (*os.File, error)
+	clock    func() claim.Instant
 }
 
 // New returns the inventory of cfg.
 func New(cfg Config) *Inventory {
-	v := &Inventory{proc: cfg.Proc, isInit: cfg.InInit, open: cfg.OpenInit, clock: cfg.Clock}
-	if v.proc == "" {
-		v.proc = "/proc"
-	}
+	v := &Inventory{inInit: cfg.InInit, openInit: cfg.OpenInit, clock: cfg.Clock}
 	dirs := cfg.NetnsDirs
 	if len(dirs) == 0 {
 		dirs = DefaultNetnsDirs()

@@ -24,20 +24,24 @@ import (
 
 func frozen() claim.Instant { return claim.Instant{Boot: "b", Mono: time.Second} }
 
-// fakeProc makes a procfs whose PID 1 is in the given namespaces.
-func fakeProc(t testing.TB, mnt, net string) string {
-	t.Helper()
-	proc := t.TempDir()
-	ns := filepath.Join(proc, "1/ns")
-	if err := errors.Join(os.MkdirAll(ns, 0o700), os.Symlink(mnt, filepath.Join(ns, "mnt")), os.Symlink(net, filepath.Join(ns, "net"))); err != nil {
-		t.Fatal(err)
+// initAt is a configuration whose PID 1 is in the namespaces at the given paths.
+func initAt(mnt, net string, dirs ...string) Config {
+	path := func(kind string) string { return map[string]string{"mnt": mnt, "net": net}[kind] }
+	return Config{
+		NetnsDirs: dirs, Clock: frozen,
+		InInit: func(kind string) (bool, error) {
+			var host, own unix.Stat_t
+			err := errors.Join(unix.Stat(path(kind), &host), unix.Stat("/proc/thread-self/ns/"+kind, &own))
+			return err == nil && host.Dev == own.Dev && host.Ino == own.Ino, err
+		},
+		OpenInit: func(kind string) (*os.File, error) { return os.Open(path(kind)) },
 	}
-	return proc
 }
 
-func ownProc(t testing.TB) string {
-	return fakeProc(t, "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net")
-}
+const ownMnt, ownNet = "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net"
+
+// here is a configuration whose PID 1 is where the calling thread is.
+func here(dirs ...string) Config { return initAt(ownMnt, ownNet, dirs...) }
 
 // TestListWithoutNamespaces needs no privilege: nothing in there is a namespace.
 func TestListWithoutNamespaces(t *testing.T) {
@@ -52,7 +56,7 @@ func TestListWithoutNamespaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	snap := New(Config{NetnsDirs: []string{dir, dir + "/none"}, Proc: ownProc(t), Clock: frozen}).List(context.Background())
+	snap := New(here(dir, dir+"/none")).List(context.Background())
 	if snap.Source != "links" || snap.Listed != frozen() || len(snap.Resources) != 0 || len(snap.Stores) != 2 || snap.Stores[0].Problem != "" {
 		t.Errorf("snapshot = %+v", snap)
 	}
@@ -68,11 +72,11 @@ func TestListWithoutNamespaces(t *testing.T) {
 
 func TestAViewThatCannotBeHadIsNoEmptyList(t *testing.T) {
 	dir := t.TempDir()
-	for what, proc := range map[string]string{
-		"no procfs":      filepath.Join(dir, "none"),
-		"dangling links": fakeProc(t, dir+"/x", dir+"/x"),
-	} {
-		v := New(Config{NetnsDirs: []string{dir}, Proc: proc, Clock: frozen})
+	refused := here(dir)
+	refused.InInit = func(string) (bool, error) { return false, os.ErrPermission }
+	refused.OpenInit = func(string) (*os.File, error) { return nil, os.ErrPermission }
+	for what, cfg := range map[string]Config{"PID 1 is not there": initAt(dir+"/x", dir+"/x", dir), "PID 1 is refused": refused} {
+		v := New(cfg)
 		if snap := v.List(context.Background()); len(snap.Stores) != 1 || snap.Stores[0].Problem == "" {
 			t.Errorf("%s: List = %+v, want a store with a problem", what, snap)
 		}
@@ -90,7 +94,7 @@ func TestAViewThatCannotBeHadIsNoEmptyList(t *testing.T) {
 	if err := os.WriteFile(plain, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	snap := New(Config{NetnsDirs: []string{plain}, Proc: ownProc(t), Clock: frozen}).List(context.Background())
+	snap := New(here(plain)).List(context.Background())
 	if len(snap.Stores) != 1 || len(snap.Notes) != 1 {
 		t.Errorf("a directory that is none: %+v", snap)
 	}
@@ -108,10 +112,7 @@ func TestNetns(t *testing.T) {
 	a := netns.NewAt(t, filepath.Join(dir, "cni-a"))
 	b := netns.NewAt(t, filepath.Join(dir, "cni-b"))
 	aPath, bPath := a.Path, b.Path
-	v := New(Config{
-		NetnsDirs: []string{dir, filepath.Join(base, "alias")},
-		Proc:      fakeProc(t, "/proc/thread-self/ns/mnt", host.Path), Clock: frozen,
-	})
+	v := New(initAt(ownMnt, host.Path, dir, filepath.Join(base, "alias")))
 
 	// Docker's "default", and a namespace of another type.
 	mount(t, host.Path, filepath.Join(dir, "default"))
@@ -234,13 +235,12 @@ func TestNetnsInAnotherMountNamespace(t *testing.T) {
 	}
 
 	task := fmt.Sprintf("/proc/self/task/%d/ns/", tid)
-	v := New(Config{NetnsDirs: []string{dir}, Proc: fakeProc(t, task+"mnt", "/proc/thread-self/ns/net"), Clock: frozen})
+	v := New(initAt(task+"mnt", ownNet, dir))
 	snap := v.List(ctx)
 	if len(snap.Resources) != 1 || snap.Resources[0].Path != path || snap.Resources[0].NetnsID != id {
 		t.Fatalf("List = %+v", snap)
 	}
-	here := New(Config{NetnsDirs: []string{dir}, Proc: ownProc(t), Clock: frozen})
-	if snap := here.List(ctx); len(snap.Resources)+len(snap.Notes) != 0 {
+	if snap := New(here(dir)).List(ctx); len(snap.Resources)+len(snap.Notes) != 0 {
 		t.Errorf("the mount is visible here, so the test proves nothing: %+v", snap)
 	}
 	if err := v.RemoveNetns(ctx, path, id); err != nil {
@@ -314,7 +314,7 @@ func TestVeths(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	v := New(Config{NetnsDirs: []string{t.TempDir()}, Proc: fakeProc(t, "/proc/thread-self/ns/mnt", host.Path), Clock: frozen})
+	v := New(initAt(ownMnt, host.Path, t.TempDir()))
 	list := func() map[string]Veth {
 		t.Helper()
 		got, err := v.Veths(ctx)

@@ -51,11 +51,11 @@ func (v *Inventory) removeNetns(ctx context.Context, path string, netnsID uint64
 	if !slices.Contains(v.dirs, parent) || name == "" || name == "." || name == ".." {
 		return ErrOutside
 	}
-	var host unix.Stat_t
-	if err := unix.Stat(filepath.Join(v.proc, "1/ns/net"), &host); err != nil {
-		return noView("network", os.NewSyscallError("stat", err))
+	host, err := v.hostNetns()
+	if err != nil {
+		return noView("network", err)
 	}
-	if host.Ino == netnsID {
+	if host == netnsID {
 		return ErrHost
 	}
 	if err := ctx.Err(); err != nil {
@@ -82,6 +82,20 @@ func (v *Inventory) removeNetns(ctx context.Context, path string, netnsID uint64
 		}
 		return err
 	})
+}
+
+// hostNetns returns the nsfs inode of PID 1's network namespace.
+func (v *Inventory) hostNetns() (uint64, error) {
+	f, err := v.openInit("net")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, os.NewSyscallError("fstat", err)
+	}
+	return st.Ino, nil
 }
 
 func unmountAndUnlink(host view, dir *os.File, path string, netnsID uint64) error {
