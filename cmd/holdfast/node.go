@@ -100,7 +100,7 @@ func openNode(o *options, want access) (n *node, err error) {
 		Memory:  memory{n},
 		Journal: logOf(n.journal),
 		Vault:   vault{n.quarantine},
-		Sides:   &sides{cache: cache, links: lnk, bins: bins, proc: o.proc, now: now, inInit: inInit},
+		Sides:   &sides{cache: cache, links: lnk, bins: bins, now: now, inInit: inInit},
 		Holds:   n.holds,
 		Clock:   now,
 		Rand:    rand.Reader,

@@ -27,7 +27,6 @@ type sides struct {
 	cache *cnicache.Inventory
 	links *links.Inventory
 	bins  []string
-	proc  string
 	now   func() claim.Instant
 	// inInit reports whether this thread is in PID 1's namespace of a kind.
 	inInit func(kind string) (bool, error)
@@ -90,7 +89,7 @@ func (s *sides) del(ctx context.Context, step plan.Step) journal.StepResult {
 		res.State, res.Detail = journal.StepFailed, report.Clean(err.Error())
 		return res
 	}
-	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, Proc: s.proc, InInit: s.inInit})
+	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, InInit: s.inInit})
 	var done, failed []string
 	for _, c := range calls {
 		if why := s.notOurs(c, step); why != "" {

@@ -39,7 +39,7 @@ func newNode(t *testing.T, bin, config string) *node {
 		t.Fatal(err)
 	}
 	n.conf = conf
-	n.runner = New(Config{BinDirs: []string{bin}, Proc: fakeProc(t, "/proc/thread-self/ns/mnt", n.host.Path)})
+	n.runner = New(Config{BinDirs: []string{bin}, InInit: initAt(ownMnt, n.host.Path)})
 	return n
 }
 
@@ -192,7 +192,6 @@ func TestRealLie(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
 	testenv.Need(t, testenv.IPTables)
 	host := netns.New(t)
-	proc := fakeProc(t, "/proc/thread-self/ns/mnt", host.Path)
 	calls, _, err := Plan(entry(t, chain), false)
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +202,7 @@ func TestRealLie(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := New(Config{BinDirs: []string{bin}, Proc: proc})
+	r := New(Config{BinDirs: []string{bin}, InInit: initAt(ownMnt, host.Path)})
 	run := func(c Call) error {
 		return host.Do(func() error { return r.Run(context.Background(), c) })
 	}
@@ -266,7 +265,7 @@ func TestRealMasquerade(t *testing.T) {
 			if err != nil || len(calls) != 1 {
 				t.Fatal(steps(calls), err)
 			}
-			r := New(Config{Proc: fakeProc(t, "/proc/thread-self/ns/mnt", host.Path)})
+			r := New(Config{InInit: initAt(ownMnt, host.Path)})
 			for range 2 {
 				if err := host.Do(func() error { return r.Run(context.Background(), calls[0]) }); err != nil {
 					t.Fatal(err)

@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sys/unix"
 )
 
 // DefaultTimeout bounds one step. A plugin waits for the xtables lock, which a
@@ -42,11 +40,8 @@ type Config struct {
 	Path string
 	// Timeout bounds each step. 0 means DefaultTimeout.
 	Timeout time.Duration
-	// Proc is the procfs in which PID 1 is the node's. Empty means /proc.
-	Proc string
 	// InInit reports whether the calling thread is in PID 1's namespace of a kind, "net"
-	// or "mnt". Nil compares <proc>/1/ns with our own, which a security module may
-	// refuse.
+	// or "mnt". Required.
 	InInit func(kind string) (bool, error)
 }
 
@@ -62,9 +57,6 @@ func New(cfg Config) *Runner {
 	}
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultTimeout
-	}
-	if cfg.Proc == "" {
-		cfg.Proc = "/proc"
 	}
 	return &Runner{cfg: cfg}
 }
@@ -107,7 +99,7 @@ func (r *Runner) run(ctx context.Context, call Call) error {
 
 func (r *Runner) onHost() error {
 	for _, kind := range []string{"net", "mnt"} {
-		same, err := r.inInit(kind)
+		same, err := r.cfg.InInit(kind)
 		if err != nil {
 			return fmt.Errorf("%w: %v", ErrNotHost, err)
 		}
@@ -116,20 +108,6 @@ func (r *Runner) onHost() error {
 		}
 	}
 	return nil
-}
-
-func (r *Runner) inInit(kind string) (bool, error) {
-	if r.cfg.InInit != nil {
-		return r.cfg.InInit(kind)
-	}
-	var host, own unix.Stat_t
-	if err := unix.Stat(filepath.Join(r.cfg.Proc, "1/ns", kind), &host); err != nil {
-		return false, err
-	}
-	if err := unix.Stat("/proc/thread-self/ns/"+kind, &own); err != nil {
-		return false, err
-	}
-	return host.Dev == own.Dev && host.Ino == own.Ino, nil
 }
 
 func (r *Runner) del(ctx context.Context, call Call) error {

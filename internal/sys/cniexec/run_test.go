@@ -12,22 +12,25 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// fakeProc makes a procfs whose PID 1 is in the given namespaces.
-func fakeProc(t testing.TB, mnt, net string) string {
-	t.Helper()
-	proc := t.TempDir()
-	ns := filepath.Join(proc, "1/ns")
-	if err := errors.Join(os.MkdirAll(ns, 0o700), os.Symlink(mnt, filepath.Join(ns, "mnt")), os.Symlink(net, filepath.Join(ns, "net"))); err != nil {
-		t.Fatal(err)
+// initAt says whether a thread is where a PID 1 is that is in the namespaces at the given
+// paths.
+func initAt(mnt, net string) func(kind string) (bool, error) {
+	return func(kind string) (bool, error) {
+		path := map[string]string{"mnt": mnt, "net": net}[kind]
+		var host, own unix.Stat_t
+		err := errors.Join(unix.Stat(path, &host), unix.Stat("/proc/thread-self/ns/"+kind, &own))
+		return err == nil && host.Dev == own.Dev && host.Ino == own.Ino, err
 	}
-	return proc
 }
 
-func ownProc(t testing.TB) string {
-	return fakeProc(t, "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net")
-}
+const ownMnt, ownNet = "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/net"
+
+// here says that PID 1 is where the calling thread is.
+func here(string) (bool, error) { return true, nil }
 
 // plugin writes a shell script as plugin "tuning", and returns its bin directory.
 func plugin(t *testing.T, script string) string {
@@ -53,7 +56,7 @@ func TestRunGivesWhatLibcniGives(t *testing.T) {
 	t.Setenv("SECRET_OF_THE_CALLER", "x")
 	out := t.TempDir()
 	bin := plugin(t, fmt.Sprintf("env > %s/env\ncat > %s/stdin\npwd > %s/pwd\n", out, out, out))
-	r := New(Config{BinDirs: []string{"/nonexistent", bin}, Proc: ownProc(t)})
+	r := New(Config{BinDirs: []string{"/nonexistent", bin}, InInit: here})
 	call := tuningCall(t)
 	if err := r.Run(context.Background(), call); err != nil {
 		t.Fatal(err)
@@ -105,7 +108,7 @@ func TestRunFailures(t *testing.T) {
 		{"an endless error", `head -c 10000000 /dev/zero | tr '\0' x >&2; exit 1`, PluginError{1, 0, strings.Repeat("x", 400) + "...", ""}},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
-			err := New(Config{BinDirs: []string{plugin(t, tc.script)}, Proc: ownProc(t)}).Run(context.Background(), tuningCall(t))
+			err := New(Config{BinDirs: []string{plugin(t, tc.script)}, InInit: here}).Run(context.Background(), tuningCall(t))
 			var e *Error
 			var pe *PluginError
 			if !errors.As(err, &e) || !errors.As(err, &pe) || e.Plugin != "tuning" || e.Step != StepDEL || e.Attachment.ContainerID != hexA {
@@ -122,11 +125,11 @@ func TestRunFailures(t *testing.T) {
 }
 
 func TestRunMissing(t *testing.T) {
-	r := New(Config{BinDirs: []string{t.TempDir()}, Proc: ownProc(t)})
+	r := New(Config{BinDirs: []string{t.TempDir()}, InInit: here})
 	if err := r.Run(context.Background(), tuningCall(t)); !errors.Is(err, ErrMissing) {
 		t.Errorf("Run = %v, want ErrMissing", err)
 	}
-	if err := New(Config{Proc: ownProc(t)}).Run(context.Background(), tuningCall(t)); !errors.Is(err, ErrMissing) {
+	if err := New(Config{InInit: here}).Run(context.Background(), tuningCall(t)); !errors.Is(err, ErrMissing) {
 		t.Errorf("without directories: %v, want ErrMissing", err)
 	}
 }
@@ -140,7 +143,7 @@ func TestRunHang(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			out := t.TempDir()
 			bin := plugin(t, strings.ReplaceAll(script, "%s", out))
-			r := New(Config{BinDirs: []string{bin}, Timeout: 500 * time.Millisecond, Proc: ownProc(t)})
+			r := New(Config{BinDirs: []string{bin}, Timeout: 500 * time.Millisecond, InInit: here})
 			start := time.Now()
 			err := r.Run(context.Background(), tuningCall(t))
 			if !errors.Is(err, ErrTimeout) {
@@ -181,7 +184,7 @@ func alive(pid int) bool {
 func TestRunCancelled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	err := New(Config{BinDirs: []string{plugin(t, "sleep 600")}, Proc: ownProc(t)}).Run(ctx, tuningCall(t))
+	err := New(Config{BinDirs: []string{plugin(t, "sleep 600")}, InInit: here}).Run(ctx, tuningCall(t))
 	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrTimeout) {
 		t.Errorf("Run = %v, want the caller's deadline", err)
 	}
@@ -193,7 +196,7 @@ func TestRunDaemon(t *testing.T) {
 	out := t.TempDir()
 	bin := plugin(t, fmt.Sprintf("sleep 60 & echo $! > %s/pid; exit 0", out))
 	start := time.Now()
-	err := New(Config{BinDirs: []string{bin}, Proc: ownProc(t)}).Run(context.Background(), tuningCall(t))
+	err := New(Config{BinDirs: []string{bin}, InInit: here}).Run(context.Background(), tuningCall(t))
 	if pid, perr := strconv.Atoi(strings.TrimSpace(read(t, out, "pid"))); perr == nil {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -205,12 +208,14 @@ func TestRunDaemon(t *testing.T) {
 func TestRunNotOnTheHost(t *testing.T) {
 	marker := filepath.Join(t.TempDir(), "ran")
 	bin := plugin(t, "touch "+marker)
-	for what, proc := range map[string]string{
-		"no procfs":               filepath.Join(t.TempDir(), "none"),
-		"other mount namespace":   fakeProc(t, "/proc/thread-self/ns/uts", "/proc/thread-self/ns/net"),
-		"other network namespace": fakeProc(t, "/proc/thread-self/ns/mnt", "/proc/thread-self/ns/uts"),
+	const uts = "/proc/thread-self/ns/uts"
+	none := filepath.Join(t.TempDir(), "none")
+	for what, in := range map[string]func(string) (bool, error){
+		"PID 1 is not there":      initAt(none, none),
+		"other mount namespace":   initAt(uts, ownNet),
+		"other network namespace": initAt(ownMnt, uts),
 	} {
-		if err := New(Config{BinDirs: []string{bin}, Proc: proc}).Run(context.Background(), tuningCall(t)); !errors.Is(err, ErrNotHost) {
+		if err := New(Config{BinDirs: []string{bin}, InInit: in}).Run(context.Background(), tuningCall(t)); !errors.Is(err, ErrNotHost) {
 			t.Errorf("%s: %v, want ErrNotHost", what, err)
 		}
 	}
@@ -224,7 +229,7 @@ func TestRunNoTools(t *testing.T) {
 	if err != nil || len(calls) != 1 {
 		t.Fatal(calls, err)
 	}
-	r := New(Config{Path: t.TempDir() + ":relative", Proc: ownProc(t)})
+	r := New(Config{Path: t.TempDir() + ":relative", InInit: here})
 	if err := r.Run(context.Background(), calls[0]); !errors.Is(err, ErrMissing) {
 		t.Errorf("Run = %v, want ErrMissing", err)
 	}
@@ -232,7 +237,7 @@ func TestRunNoTools(t *testing.T) {
 
 // TestRunOnlyWhatPlanMakes: a call made by hand gets no further than one by Plan.
 func TestRunOnlyWhatPlanMakes(t *testing.T) {
-	r := New(Config{BinDirs: []string{plugin(t, "exit 0")}, Proc: ownProc(t)})
+	r := New(Config{BinDirs: []string{plugin(t, "exit 0")}, InInit: here})
 	for _, c := range []Call{{Step: "x", Plugin: "tuning"}, {Step: StepDEL, Plugin: "host-local"}, {Step: StepDEL, Plugin: "../tuning"}, {Step: StepDEL}, {}} {
 		if err := r.Run(context.Background(), c); err == nil || errors.Is(err, ErrMissing) {
 			t.Errorf("Run(%+v) = %v, want a refusal", c, err)
