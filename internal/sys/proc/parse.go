@@ -254,6 +254,16 @@ func shimOf(cmdline []byte) (s claim.Shim, via string, ok bool) {
 	}
 	if via == "conmon" {
 		s.ID = value("-c", "--cid")
+		// CRI-O and podman call the same program. CRI-O's directories for exit files and
+		// sockets are below /var/run/crio unless it is told otherwise; then the name tells,
+		// and that it needs no command at the exit, as podman does.
+		crio := value("--exit-command") == "" && strings.HasPrefix(value("-n", "--name"), "k8s_")
+		for _, dir := range []string{value("--exit-dir"), value("--socket-dir-path"), value("--persist-dir"), value("-b", "--bundle")} {
+			crio = crio || contains(strings.Split(dir, "/"), "crio")
+		}
+		if crio {
+			s.Namespace = "cri-o"
+		}
 	} else {
 		s.ID = value("-id", "--id")
 		s.Namespace = printable(value("-namespace", "--namespace"))
