@@ -61,7 +61,7 @@ type snapshot struct {
 	host   uint64
 	guard  uint64 // inode of PID 1's net/dev, when it is guarded
 
-	known  map[int]bool // PIDs whose IDs were read; not written during a walk
+	known  map[process]bool // whose IDs were read; not written during a walk
 	file   []byte
 	dents  []byte
 	rounds int
@@ -99,7 +99,7 @@ type snapshot struct {
 func newSnapshot(cfg Config) (*snapshot, error) {
 	s := &snapshot{
 		path: cfg.Proc, proc: -1, selfFD: -1, binDirs: binDirs(cfg.CNIBinDirs), powers: ownPowers(),
-		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[int]bool{},
+		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[process]bool{},
 		unseen: map[uint64]int{}, hits: map[hitKey]int{}, shims: map[int]claim.Shim{},
 		dents: make([]byte, 32<<10), linger: min(maxLinger, cfg.Timeout/2),
 		foreignNS: map[uint64]bool{}, others: map[uint64]string{}, stuck: map[stuckPath]bool{},
@@ -362,8 +362,8 @@ func (s *snapshot) merge(ctx context.Context, walkers []*walker) error {
 		for _, sh := range w.shims {
 			s.shims[sh.PID] = sh
 		}
-		for _, pid := range w.read {
-			s.known[pid] = true
+		for _, p := range w.read {
+			s.known[p] = true
 		}
 		exempt = exempt || w.exempt
 	}

@@ -43,6 +43,13 @@ type mountKey struct {
 	root string
 }
 
+// process is one process, not one number: a number that is used again has a directory
+// with another inode in the proc file system.
+type process struct {
+	pid int
+	dir uint64
+}
+
 type hitKey struct {
 	id    string
 	netns uint64
@@ -58,8 +65,8 @@ type walker struct {
 	keys   map[mountKey][]int // a sample of PIDs that see those mounts
 	hits   map[hitKey]int     // the lowest PID
 	shims  []claim.Shim
-	read   []int // PIDs whose IDs were read
-	exempt bool  // PID 1 was guarded, see guarded
+	read   []process // whose IDs were read
+	exempt bool      // PID 1 was guarded, see guarded
 
 	link   [unix.PathMax]byte
 	dents  []byte
@@ -186,13 +193,17 @@ func (w *walker) task(dir, pid int, net uint64) (err error) {
 			return w.ended(dir, pid, "fd", err)
 		}
 	}
-	if w.s.known[pid] {
+	this, err := cached(dir, "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return w.ended(dir, pid, "", err)
+	}
+	if w.s.known[process{pid, this.ino}] {
 		return nil
 	}
 	if err := w.identity(dir, pid, net); err != nil {
 		return w.ended(dir, pid, "its cgroup, command line or environment", err)
 	}
-	w.read = append(w.read, pid)
+	w.read = append(w.read, process{pid, this.ino})
 	return nil
 }
 

@@ -390,6 +390,50 @@ func TestTableIsReadAgainWhenChanged(t *testing.T) {
 	}
 }
 
+// A number that is used again between two enumerations is another process, whose IDs are
+// still to be read.
+func TestNumberUsedAgain(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	id := strings.Repeat("c", 60) + fmt.Sprintf("%04x", os.Getpid()&0xffff)
+	cmd := exec.Command("sh", "-c", "read x", "-c", id)
+	cmd.Args[0] = "conmon"
+	cmd.Args = slices.Insert(cmd.Args, 3, "sh")
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	a := netns.New(t)
+	pid := a.Start(cmd)
+	s, err := newSnapshot(Config{Proc: "/proc"})
+	defer s.close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() bool {
+		clear(s.shims)
+		if err := s.enumerate(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		_, ok := s.shims[pid]
+		return ok
+	}
+	if !read() {
+		t.Fatal("not seen at all")
+	}
+	if read() {
+		t.Error("the same process was read twice")
+	}
+	// As if its number had been another's when it was read.
+	for p := range s.known {
+		if p.pid == pid {
+			delete(s.known, p)
+			s.known[process{pid, p.dir + 1}] = true
+		}
+	}
+	if !read() {
+		t.Error("a number that was used again was taken for the process that had it before")
+	}
+}
+
 func TestMainThreadEnded(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
 	a := netns.New(t)
