@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,11 +26,46 @@ import (
 const (
 	// maxUserNS bounds the nesting of user namespaces, which the kernel does at 32.
 	maxUserNS = 33
-	// patience bounds how long one path may take, and maxStuck how many may take longer
-	// in one snapshot: a thread of ours hangs with each.
+	// patience bounds how long one path or process may take, and maxStuck how many of a
+	// sort may take longer at a time: a thread of ours hangs with each.
 	patience = 500 * time.Millisecond
 	maxStuck = 4
 )
+
+// hangs counts what hangs, also from earlier snapshots. What another user makes hang is
+// counted apart, so that it cannot use up the patience for the node's own.
+type hangs struct{ paths, foreignPaths, memory atomic.Int32 }
+
+// patiently runs f until it ends or patience does; in the latter case it reports errHangs,
+// counts f until it ends, and calls undo with its result then. f and undo must use
+// nothing of a snapshot, which may have ended.
+func patiently[T any](count *atomic.Int32, f func() (T, error), undo func(T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done, late := make(chan result), make(chan struct{})
+	go func() {
+		v, err := f()
+		select {
+		case done <- result{v, err}:
+		case <-late:
+			undo(v, err)
+			count.Add(-1)
+		}
+	}()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-timer.C:
+		count.Add(1)
+		close(late)
+		var none T
+		return none, errHangs
+	}
+}
 
 // foreign reports whether a mount namespace is owned by a user namespace below PID 1's.
 // Whatever cannot be told is not.
@@ -154,8 +191,7 @@ func (s *snapshot) leftOut() []string {
 // errHangs: a file system on the way to a path does not answer.
 var errHangs = errors.New("a file system on the way there does not answer")
 
-// stuckPath is a path in a mount namespace. Those of foreign ones are counted apart, so
-// that they cannot use up the patience for the node's own.
+// stuckPath is a path in a mount namespace.
 type stuckPath struct {
 	ns      uint64
 	path    string
@@ -165,49 +201,32 @@ type stuckPath struct {
 // openMount opens the namespace that is mounted at a path below an open root, which it
 // closes. A path that takes too long is given up, and not tried again.
 func (s *snapshot) openMount(root int, at stuckPath, ino uint64) (int, error) {
-	n := 0
-	for x := range s.stuck {
-		if x.foreign == at.foreign {
-			n++
-		}
+	count := &s.hangs.paths
+	if at.foreign {
+		count = &s.hangs.foreignPaths
 	}
-	if s.stuck[at] || n >= maxStuck {
+	if s.stuck[at] || count.Load() >= maxStuck {
 		unix.Close(root)
-		return -1, errHangs
-	}
-	device := s.nsDev
-	type result struct {
-		fd  int
-		err error
-	}
-	done := make(chan result)
-	late := make(chan struct{})
-	go func() {
-		// Nothing of the snapshot is used here, which may have ended.
-		fd, err := pathTo(root, strings.TrimPrefix(at.path, "/"), device, ino)
-		unix.Close(root)
-		select {
-		case done <- result{fd, err}:
-		case <-late:
-			if err == nil {
-				unix.Close(fd)
-			}
-		}
-	}()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case r := <-done:
-		if r.err != nil {
-			return -1, r.err
-		}
-		defer unix.Close(r.fd)
-		return openat(s.selfFD, itoa(r.fd), unix.O_RDONLY)
-	case <-timer.C:
-		close(late)
 		s.stuck[at] = true
 		return -1, errHangs
 	}
+	device := s.nsDev
+	fd, err := patiently(count, func() (int, error) {
+		defer unix.Close(root)
+		return pathTo(root, strings.TrimPrefix(at.path, "/"), device, ino)
+	}, func(fd int, err error) {
+		if err == nil {
+			unix.Close(fd)
+		}
+	})
+	if err != nil {
+		if err == errHangs {
+			s.stuck[at] = true
+		}
+		return -1, err
+	}
+	defer unix.Close(fd)
+	return openat(s.selfFD, itoa(fd), unix.O_RDONLY)
 }
 
 // pathTo resolves a path that others control to the namespace with that inode, without
@@ -222,4 +241,57 @@ func pathTo(root int, path string, device, ino uint64) (int, error) {
 		return -1, err
 	}
 	return at, nil
+}
+
+// errDeaf: the memory of another user's process was not read.
+var errDeaf = errors.New("the memory of another user's process cannot be read")
+
+// memory reads a file of a process that shows its memory into w.file. What stands for
+// the memory may be a file of a file system that never answers, which every user may
+// arrange with FUSE, and then reading it hangs.
+//
+// Such a process of another user than root is left out (errDeaf): it holds no container
+// for a runtime of the node and is no plugin that such a runtime started. Where it is,
+// what it holds and its cgroup are known all the same. Of root's it is an error.
+func (w *walker) memory(dir, pid int, name string, limit int) error {
+	if w.s.hangs.memory.Load() >= maxStuck && !ofRoot(dir) {
+		w.deaf = append(w.deaf, pid)
+		return errDeaf
+	}
+	fd, err := openat(dir, name, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	buf := w.file
+	w.file = nil
+	w.file, err = patiently(&w.s.hangs.memory, func() ([]byte, error) {
+		defer unix.Close(fd)
+		return readAll(fd, buf, limit)
+	}, func([]byte, error) {})
+	if err == errHangs && !ofRoot(dir) {
+		w.deaf = append(w.deaf, pid)
+		return errDeaf
+	}
+	return err
+}
+
+// ofRoot reports whether root has a part in a process, by /proc/PID/status; the owner of
+// the directory may be root's for any process. Whatever cannot be told is of root.
+func ofRoot(dir int) bool {
+	text, err := readFile(dir, "status", nil, 64<<10)
+	if err != nil {
+		return true
+	}
+	_, rest, ok := bytes.Cut(text, []byte("\nUid:\t"))
+	if !ok {
+		return true
+	}
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	uids := bytes.Fields(line)
+	for _, uid := range uids {
+		if string(uid) == "0" {
+			return true
+		}
+	}
+	return len(uids) != 4
 }

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -324,8 +326,8 @@ func TestPathThatHangs(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if len(s.stuck) != maxStuck {
-		t.Errorf("%d threads hang, want %d", len(s.stuck), maxStuck)
+	if n := s.hangs.foreignPaths.Load(); n != maxStuck {
+		t.Errorf("%d threads hang, want %d", n, maxStuck)
 	}
 	// Those of the node itself have a budget of their own.
 	if err := open(stuckPath{1, "/proc/self/status", false}); err != errMoved {
@@ -348,5 +350,67 @@ func TestPathThatHangs(t *testing.T) {
 		}
 	case <-ctx.Done():
 		t.Error("verify hangs")
+	}
+}
+
+// A process in the shape of its /proc directory, whose memory never answers.
+func TestMemoryThatHangs(t *testing.T) {
+	for _, tc := range []struct {
+		uid     string
+		leftOut bool
+	}{{"1000\t1000\t1000\t1000", true}, {"1000\t0\t0\t0", false}, {"0\t0\t0\t0", false}, {"1000", false}} {
+		dir := t.TempDir()
+		write := func(name, text string) {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("cgroup", "0::/x\n")
+		write("status", "Name:\tUid: 1\nUmask:\t0022\nUid:\t"+tc.uid+"\nGid:\t0\n")
+		fifo := filepath.Join(dir, "cmdline")
+		if err := errors.Join(os.Symlink("/bin/x", filepath.Join(dir, "exe")), unix.Mkfifo(fifo, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		never, err := os.OpenFile(fifo, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, err := openat(unix.AT_FDCWD, dir, unix.O_PATH)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &snapshot{hangs: new(hangs)}
+		w := newWalker(s)
+		err = w.identity(at, 7, 1)
+		if tc.leftOut && (err != nil || !slices.Equal(w.deaf, []int{7})) || !tc.leftOut && (err != errHangs || w.deaf != nil) {
+			t.Errorf("UIDs %q: %v, left out %v", tc.uid, err, w.deaf)
+		}
+		// Many of them do not keep us waiting.
+		s.hangs.memory.Add(maxStuck)
+		start := time.Now()
+		if tc.leftOut {
+			if err := w.identity(at, 8, 1); err != nil || time.Since(start) >= patience {
+				t.Errorf("one more: %v after %v", err, time.Since(start))
+			}
+		}
+		s.hangs.memory.Add(-maxStuck)
+		never.Close() // ends what still reads
+		for deadline := time.Now().Add(20 * time.Second); s.hangs.memory.Load() != 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("what hung has ended, and is still counted")
+			}
+		}
+		unix.Close(at)
+	}
+}
+
+func TestWhereAHangingSnapshotIs(t *testing.T) {
+	var p progress
+	if got := p.where(); got != "" {
+		t.Errorf("got %q", got)
+	}
+	p[workers-1].Store(77)
+	if got := p.where(); got != ", at process 77" {
+		t.Errorf("got %q", got)
 	}
 }

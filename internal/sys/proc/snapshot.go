@@ -66,6 +66,7 @@ type snapshot struct {
 	dents  []byte
 	rounds int
 	procs  int // in the last enumeration
+	at     *progress
 	last   map[uint64]*sighting
 	before map[uint64]*sighting
 	unseen map[uint64]int // namespaces that could not be opened, and how often
@@ -91,6 +92,8 @@ type snapshot struct {
 	foreignNS map[uint64]bool
 	others    map[uint64]string
 	stuck     map[stuckPath]bool
+	hangs     *hangs
+	deaf      map[int]bool // those of other users, see memory
 
 	coveredAt  []string // the mounts of namespaces entered that way
 	uncoverErr error    // why one was not
@@ -102,7 +105,7 @@ func newSnapshot(cfg Config) (*snapshot, error) {
 		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[process]bool{},
 		unseen: map[uint64]int{}, hits: map[hitKey]int{}, shims: map[int]claim.Shim{},
 		dents: make([]byte, 32<<10), linger: min(maxLinger, cfg.Timeout/2),
-		foreignNS: map[uint64]bool{}, others: map[uint64]string{}, stuck: map[stuckPath]bool{},
+		at: new(progress), hangs: new(hangs), foreignNS: map[uint64]bool{}, others: map[uint64]string{}, stuck: map[stuckPath]bool{}, deaf: map[int]bool{},
 	}
 	var err error
 	if s.proc, err = openat(unix.AT_FDCWD, cfg.Proc, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
@@ -321,10 +324,12 @@ func (s *snapshot) enumerate(ctx context.Context) error {
 	for i := range walkers {
 		walkers[i] = newWalker(s)
 		wg.Go(func() {
+			defer s.at[i].Store(0)
 			for k := i; k < len(pids); k += workers {
 				if errs[i] = ctx.Err(); errs[i] != nil {
 					return
 				}
+				s.at[i].Store(int64(pids[k]))
 				if errs[i] = walkers[i].process(pids[k]); errs[i] != nil {
 					return
 				}
@@ -364,6 +369,9 @@ func (s *snapshot) merge(ctx context.Context, walkers []*walker) error {
 		}
 		for _, p := range w.read {
 			s.known[p] = true
+		}
+		for _, pid := range w.deaf {
+			s.deaf[pid] = true
 		}
 		exempt = exempt || w.exempt
 	}

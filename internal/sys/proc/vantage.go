@@ -3,6 +3,7 @@ package proc
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,6 +102,13 @@ func (s *snapshot) vantage(failure error) claim.Vantage {
 			Name: "other-users-mounts", OK: true,
 			Detail: fmt.Sprintf("%d network namespaces were left out: nothing but mounts of other user namespaces shows them, and no path leads there: %s",
 				n, strings.Join(left[:min(n, 8)], "; ")),
+		})
+	}
+	if n := len(s.deaf); n > 0 {
+		pids := slices.Sorted(maps.Keys(s.deaf))
+		v.Checks = append(v.Checks, claim.Check{
+			Name: "other-users-memory", OK: true,
+			Detail: fmt.Sprintf("the command lines of %d processes of other users than root were left out, since a file system does not answer: of PIDs %v", n, pids[:min(n, 8)]),
 		})
 	}
 	if isProc && !v.InitialPIDNS {

@@ -66,6 +66,7 @@ type walker struct {
 	hits   map[hitKey]int     // the lowest PID
 	shims  []claim.Shim
 	read   []process // whose IDs were read
+	deaf   []int     // PIDs of other users whose memory was not read, see memory
 	exempt bool      // PID 1 was guarded, see guarded
 
 	link   [unix.PathMax]byte
@@ -353,7 +354,10 @@ func (w *walker) identity(dir, pid int, net uint64) (err error) {
 	for _, id := range w.lastIDs {
 		w.hit(id, pid, net, "cgroup")
 	}
-	w.file, err = readFile(dir, "cmdline", w.file, maxCmdline)
+	err = w.memory(dir, pid, "cmdline", maxCmdline)
+	if err == errDeaf {
+		return nil
+	}
 	if err != nil && err != errTooLong {
 		return err
 	}
@@ -376,7 +380,10 @@ func (w *walker) identity(dir, pid int, net uint64) (err error) {
 // reads as empty.
 func (w *walker) plugin(dir, pid int, net uint64) (err error) {
 	for range 5 {
-		if w.file, err = readFile(dir, "environ", w.file, maxEnviron); err != nil {
+		switch err = w.memory(dir, pid, "environ", maxEnviron); {
+		case err == errDeaf:
+			return nil
+		case err != nil:
 			return err
 		}
 		if len(w.file) > 0 {

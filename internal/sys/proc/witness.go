@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,8 @@ type Config struct {
 type Witness struct {
 	cfg  Config
 	turn chan struct{} // holds one token, taken by the snapshot at work
+
+	hangs hangs
 }
 
 // New returns a witness. It touches nothing yet.
@@ -103,10 +106,12 @@ func (w *Witness) snapshot(ctx context.Context) answer {
 		return late(fmt.Errorf("an earlier snapshot of %q has not ended: %w", w.cfg.Proc, ctx.Err()))
 	}
 	done := make(chan answer, 1)
+	var at progress
 	go func() {
-		// A read of /proc can hang with the process that it is about.
+		// A read of /proc can hang with the process that it is about: what stands for its
+		// memory may be a file of a file system that never answers.
 		defer func() { <-w.turn }()
-		done <- w.take(ctx)
+		done <- w.take(ctx, &at)
 	}()
 	defer cancel()
 	select {
@@ -119,19 +124,33 @@ func (w *Witness) snapshot(ctx context.Context) answer {
 	case a := <-done:
 		return a
 	case <-time.After(100 * time.Millisecond):
-		return late(fmt.Errorf("reading %q hangs: %w", w.cfg.Proc, ctx.Err()))
+		return late(fmt.Errorf("reading %q hangs%s: %w", w.cfg.Proc, at.where(), ctx.Err()))
 	}
 }
 
 func late(err error) answer {
 	return answer{err: err, vantage: claim.Vantage{Checks: []claim.Check{{
-		Name: "enumeration", Detail: err.Error(), Fix: "look for processes in state D",
+		Name: "enumeration", Detail: err.Error(), Fix: "look at the processes that are named, and for others in state D",
 	}}}}
 }
 
-func (w *Witness) take(ctx context.Context) answer {
+// progress says which process each worker is at, 0 for none.
+type progress [workers]atomic.Int64
+
+func (p *progress) where() string {
+	out := ""
+	for i := range p {
+		if pid := p[i].Load(); pid > 0 {
+			out += fmt.Sprintf(", at process %d", pid)
+		}
+	}
+	return out
+}
+
+func (w *Witness) take(ctx context.Context, at *progress) answer {
 	s, err := newSnapshot(w.cfg)
 	defer s.close()
+	s.at, s.hangs = at, &w.hangs
 	if err == nil {
 		err = s.take(ctx)
 	}
