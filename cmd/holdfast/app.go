@@ -8,9 +8,9 @@ import (
 	"os"
 	"regexp"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
@@ -168,24 +168,38 @@ func markRunes(v any) any {
 
 // table writes a table with aligned columns, coloured by verdict on a terminal.
 func (a *app) table(w io.Writer, t report.Table) {
-	var buf bytes.Buffer
-	tw := tabwriter.NewWriter(&buf, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, strings.Join(t.Header, "\t"))
-	for _, row := range t.Rows {
-		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	widths := make([]int, len(t.Header))
+	measure := func(row []string) {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
 	}
-	tw.Flush()
-	lines := strings.SplitAfter(buf.String(), "\n")
-	for i, line := range lines {
-		body := strings.TrimRight(line, " \n")
-		if line == "" {
-			continue
+	measure(t.Header)
+	for _, row := range t.Rows {
+		measure(row)
+	}
+	var line []byte
+	write := func(row []string, tint string) {
+		line = append(line[:0], tint...)
+		for i, cell := range row {
+			line = append(line, cell...)
+			if i+1 < len(row) {
+				for range widths[i] - utf8.RuneCountInString(cell) + 2 {
+					line = append(line, ' ')
+				}
+			}
 		}
+		line = bytes.TrimRight(line, " ")
 		// Colours go around whole lines, after the columns are laid out.
-		if c := a.tint(t, i-1); c != "" {
-			body = c + body + "\x1b[0m"
+		if tint != "" {
+			line = append(line, "\x1b[0m"...)
 		}
-		fmt.Fprintln(w, body)
+		line = append(line, '\n')
+		_, _ = w.Write(line) // a buffer; emit sees what fails
+	}
+	write(t.Header, a.tint(t, -1))
+	for i, row := range t.Rows {
+		write(row, a.tint(t, i))
 	}
 }
 

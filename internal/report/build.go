@@ -30,7 +30,9 @@ func Audit(c *verdict.Case, j *verdict.Judgement, m Meta) *api.Audit {
 		Networks: Networks(c, j, m.Networks), Notes: Notes(c), Resources: []api.Resource{}, Summary: map[string]int{},
 		Evidence: c,
 	}
-	for _, f := range Sorted(j, m.Networks) {
+	sorted := Sorted(j, m.Networks)
+	d.Resources = make([]api.Resource, 0, len(sorted))
+	for _, f := range sorted {
 		d.Resources = append(d.Resources, Resource(f, c.Now))
 		d.Summary[f.Verdict.String()]++
 	}
@@ -52,8 +54,24 @@ func Sorted(j *verdict.Judgement, networks []string) []*verdict.Finding {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b *verdict.Finding) int {
-		return cmp.Or(cmp.Compare(a.Verdict.Rank(), b.Verdict.Rank()), cmp.Compare(kindRank(a.Resource.Kind), kindRank(b.Resource.Kind)),
-			cmp.Compare(a.Resource.Store, b.Resource.Store), a.Resource.Addr.Compare(b.Resource.Addr), cmp.Compare(a.Resource.Path, b.Resource.Path))
+		// Step by step, not with cmp.Or, which would compare everything for each pair.
+		if a.Verdict != b.Verdict {
+			if c := cmp.Compare(a.Verdict.Rank(), b.Verdict.Rank()); c != 0 {
+				return c
+			}
+		}
+		if a.Resource.Kind != b.Resource.Kind {
+			if c := cmp.Compare(kindRank(a.Resource.Kind), kindRank(b.Resource.Kind)); c != 0 {
+				return c
+			}
+		}
+		if c := cmp.Compare(a.Resource.Store, b.Resource.Store); c != 0 {
+			return c
+		}
+		if c := a.Resource.Addr.Compare(b.Resource.Addr); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.Resource.Path, b.Resource.Path)
 	})
 	return out
 }
@@ -155,7 +173,7 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 	for k := range out {
 		// Reservations outside of every range (case L16) take nothing from it.
 		if n := &out[k]; n.Capacity > 0 {
-			n.Free = n.Capacity - min(n.Capacity, uint64(inRanges(c, j, n.Dir)))
+			n.Free = n.Capacity - min(n.Capacity, uint64(inRanges(c, j, n)))
 		}
 	}
 	slices.SortStableFunc(out, func(a, b api.Network) int {
@@ -164,19 +182,19 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 	return out
 }
 
-func inRanges(c *verdict.Case, j *verdict.Judgement, dir string) int {
+func inRanges(c *verdict.Case, j *verdict.Judgement, n *api.Network) int {
 	var ranges []claim.Range
 	for i := range c.Snapshots {
 		for _, s := range c.Snapshots[i].Stores {
-			if s.Dir == dir {
+			if s.Dir == n.Dir {
 				ranges = s.Ranges
 			}
 		}
 	}
-	seen := map[netip.Addr]bool{}
+	seen := make(map[netip.Addr]bool, n.Reserved)
 	for i := range j.Findings {
 		f := &j.Findings[i]
-		if r := f.Resource; r.Store == dir && r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&
+		if r := f.Resource; r.Store == n.Dir && r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&
 			slices.ContainsFunc(ranges, func(g claim.Range) bool { return g.Contains(r.Addr) }) {
 			seen[r.Addr] = true
 		}
@@ -207,8 +225,8 @@ func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
 	r := f.Resource
 	out := api.Resource{
 		Kind: string(r.Kind), Store: r.Store, Network: r.Network, ContainerID: r.Owner.ID, IfName: r.Owner.IfName, Path: r.Path,
-		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why, Says: []api.Say{},
-		FirstSeen: wall(f.First), AbsentSince: wall(f.Absent), Releasable: f.Releasable, Holder: f.Holder,
+		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why, Says: make([]api.Say, 0, len(f.Says)),
+		FirstSeen: wall(&f.First), AbsentSince: wall(&f.Absent), Releasable: f.Releasable, Holder: f.Holder,
 	}
 	if r.Addr.IsValid() {
 		out.Address = r.Addr.String()
@@ -231,7 +249,8 @@ func Pod(p claim.Pod) *api.Pod {
 	return &api.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 
-func wall(i claim.Instant) *time.Time {
+// wall is shared with the finding, not copied.
+func wall(i *claim.Instant) *time.Time {
 	if i.Boot == "" {
 		return nil
 	}

@@ -17,6 +17,9 @@ import (
 // Clean makes text from the node safe for a terminal: what is not plain printable text
 // is escaped as in a Go string.
 func Clean(s string) string {
+	if isPlain(s) {
+		return s
+	}
 	plain := utf8.ValidString(s)
 	for _, r := range s {
 		// Format characters turn text around (U+202E) or hide it.
@@ -32,6 +35,16 @@ func Clean(s string) string {
 	return q[1 : len(q)-1]
 }
 
+// isPlain is the short cut for nearly all text: printable ASCII.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
 // Table is rows of cells under a header; every cell is clean.
 type Table struct {
 	Header []string
@@ -43,10 +56,21 @@ type Table struct {
 // Fold leaves out what a table for people need not show beside an address: the cache
 // files of a container whose reservation is listed too.
 func Fold(list []api.Resource) []api.Resource {
+	// Cache files are few where reservations are many.
 	addressed := map[string]bool{}
 	for i := range list {
-		if list[i].Kind == string(claim.KindReservation) && list[i].ContainerID != "" {
-			addressed[list[i].ContainerID] = true
+		if list[i].Kind == string(claim.KindCache) && list[i].ContainerID != "" {
+			addressed[list[i].ContainerID] = false
+		}
+	}
+	if len(addressed) == 0 {
+		return list
+	}
+	for i := range list {
+		if list[i].Kind == string(claim.KindReservation) {
+			if _, ok := addressed[list[i].ContainerID]; ok {
+				addressed[list[i].ContainerID] = true
+			}
 		}
 	}
 	out := make([]api.Resource, 0, len(list))
@@ -76,6 +100,7 @@ func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t 
 		t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "IFNAME", "KIND", "AGE", "VERDICT", "RULE", "RELEASABLE", "STORE", "WHY"}
 	}
 	inUse := 0
+	t.Rows, t.Marks = make([][]string, 0, len(list)), make([]string, 0, len(list))
 	for i := range list {
 		r := &list[i]
 		if r.Verdict == string(verdict.InUse) && !wide {
@@ -129,13 +154,13 @@ func Age(t *time.Time, now time.Time) string {
 	d := max(now.Sub(*t), 0)
 	switch {
 	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
+		return strconv.Itoa(int(d.Seconds())) + "s"
 	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
+		return strconv.Itoa(int(d.Minutes())) + "m"
 	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
+		return strconv.Itoa(int(d.Hours())) + "h"
 	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+	return strconv.Itoa(int(d.Hours()/24)) + "d"
 }
 
 // Due says when something becomes releasable.

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
@@ -106,6 +107,9 @@ func together(list []Finding) {
 				}
 			}
 		}
+	}
+	if !slices.ContainsFunc(list, func(f Finding) bool { return f.Resource.Kind != claim.KindReservation && f.Releasable }) {
+		return
 	}
 	late := map[string]*Finding{}
 	for i := range list {
