@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"regexp"
 	"strings"
@@ -168,16 +169,26 @@ func markRunes(v any) any {
 
 // table writes a table with aligned columns, coloured by verdict on a terminal.
 func (a *app) table(w io.Writer, t report.Table) {
-	widths := make([]int, len(t.Header))
+	a.rows(w, t.Header, widthsOf(t.Header, t.All()), t.All())
+}
+
+// widthsOf measures the columns.
+func widthsOf(header []string, rows iter.Seq2[string, []string]) []int {
+	widths := make([]int, len(header))
 	measure := func(row []string) {
 		for i, cell := range row {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	measure(t.Header)
-	for _, row := range t.Rows {
+	measure(header)
+	for _, row := range rows {
 		measure(row)
 	}
+	return widths
+}
+
+// rows is table for rows that are made as they are asked for.
+func (a *app) rows(w io.Writer, header []string, widths []int, rows iter.Seq2[string, []string]) {
 	var line []byte
 	write := func(row []string, tint string) {
 		line = append(line[:0], tint...)
@@ -195,25 +206,23 @@ func (a *app) table(w io.Writer, t report.Table) {
 			line = append(line, "\x1b[0m"...)
 		}
 		line = append(line, '\n')
-		_, _ = w.Write(line) // a buffer; emit sees what fails
+		_, _ = w.Write(line) // a buffer, whose user sees what fails
 	}
-	write(t.Header, a.tint(t, -1))
-	for i, row := range t.Rows {
-		write(row, a.tint(t, i))
+	bold := ""
+	if a.colour {
+		bold = "\x1b[1m"
+	}
+	write(header, bold)
+	for mark, row := range rows {
+		write(row, a.tint(mark))
 	}
 }
 
-func (a *app) tint(t report.Table, row int) string {
+func (a *app) tint(mark string) string {
 	if !a.colour {
 		return ""
 	}
-	if row < 0 {
-		return "\x1b[1m"
-	}
-	if row >= len(t.Marks) {
-		return ""
-	}
-	switch verdict.Verdict(t.Marks[row]) {
+	switch verdict.Verdict(mark) {
 	case verdict.Conflict, verdict.Missing, verdict.Leaked, verdict.Orphaned:
 		return "\x1b[31m"
 	case verdict.Suspect, verdict.Malformed, verdict.Foreign, "Unknown":

@@ -170,10 +170,11 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 			n.Suspect++
 		}
 	}
+	used := inRanges(c, j)
 	for k := range out {
 		// Reservations outside of every range (case L16) take nothing from it.
 		if n := &out[k]; n.Capacity > 0 {
-			n.Free = n.Capacity - min(n.Capacity, uint64(inRanges(c, j, n)))
+			n.Free = n.Capacity - min(n.Capacity, uint64(used[n.Dir]))
 		}
 	}
 	slices.SortStableFunc(out, func(a, b api.Network) int {
@@ -182,24 +183,29 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 	return out
 }
 
-func inRanges(c *verdict.Case, j *verdict.Judgement, n *api.Network) int {
-	var ranges []claim.Range
+// inRanges counts the addresses of each directory that lie in its ranges.
+func inRanges(c *verdict.Case, j *verdict.Judgement) map[string]int {
+	ranges := map[string][]claim.Range{}
 	for i := range c.Snapshots {
 		for _, s := range c.Snapshots[i].Stores {
-			if s.Dir == n.Dir {
-				ranges = s.Ranges
-			}
+			ranges[s.Dir] = s.Ranges
 		}
 	}
-	seen := make(map[netip.Addr]bool, n.Reserved)
+	addrs := map[string][]netip.Addr{}
 	for i := range j.Findings {
 		f := &j.Findings[i]
-		if r := f.Resource; r.Store == n.Dir && r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&
-			slices.ContainsFunc(ranges, func(g claim.Range) bool { return g.Contains(r.Addr) }) {
-			seen[r.Addr] = true
+		if r := f.Resource; r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&
+			slices.ContainsFunc(ranges[r.Store], func(g claim.Range) bool { return g.Contains(r.Addr) }) {
+			addrs[r.Store] = append(addrs[r.Store], r.Addr)
 		}
 	}
-	return len(seen)
+	out := map[string]int{}
+	for dir, list := range addrs {
+		// One address may have two files, in two spellings.
+		slices.SortFunc(list, netip.Addr.Compare)
+		out[dir] = len(slices.Compact(list))
+	}
+	return out
 }
 
 // Notes publishes what belongs to no resource: a directory that could not be listed among
@@ -222,17 +228,24 @@ func Notes(c *verdict.Case) []api.Note {
 
 // Resource publishes one finding.
 func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
+	out := resource(f, now)
+	out.Says = make([]api.Say, 0, len(f.Says))
+	for _, s := range f.Says {
+		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
+	}
+	return out
+}
+
+// resource is Resource without what the witnesses said. Times are shared with f.
+func resource(f *verdict.Finding, now claim.Instant) api.Resource {
 	r := f.Resource
 	out := api.Resource{
 		Kind: string(r.Kind), Store: r.Store, Network: r.Network, ContainerID: r.Owner.ID, IfName: r.Owner.IfName, Path: r.Path,
-		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why, Says: make([]api.Say, 0, len(f.Says)),
+		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why,
 		FirstSeen: wall(&f.First), AbsentSince: wall(&f.Absent), Releasable: f.Releasable, Holder: f.Holder,
 	}
 	if r.Addr.IsValid() {
 		out.Address = r.Addr.String()
-	}
-	for _, s := range f.Says {
-		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
 	}
 	if f.Releasable || f.Wait > 0 {
 		at := now.Wall.Add(max(f.Wait, 0))
@@ -249,7 +262,6 @@ func Pod(p claim.Pod) *api.Pod {
 	return &api.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 
-// wall is shared with the finding, not copied.
 func wall(i *claim.Instant) *time.Time {
 	if i.Boot == "" {
 		return nil

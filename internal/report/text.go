@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,40 +54,64 @@ type Table struct {
 	Marks []string
 }
 
+// All gives the rows with their marks.
+func (t Table) All() iter.Seq2[string, []string] {
+	return func(yield func(mark string, row []string) bool) {
+		for i, row := range t.Rows {
+			mark := ""
+			if i < len(t.Marks) {
+				mark = t.Marks[i]
+			}
+			if !yield(mark, row) {
+				return
+			}
+		}
+	}
+}
+
 // Fold leaves out what a table for people need not show beside an address: the cache
 // files of a container whose reservation is listed too.
 func Fold(list []api.Resource) []api.Resource {
-	// Cache files are few where reservations are many.
+	return fold(list, func(r *api.Resource) (string, string) { return r.Kind, r.ContainerID })
+}
+
+// FoldFindings is Fold for findings.
+func FoldFindings(list []*verdict.Finding) []*verdict.Finding {
+	return fold(list, func(f **verdict.Finding) (string, string) { return string((*f).Resource.Kind), (*f).Resource.Owner.ID })
+}
+
+func fold[T any](list []T, of func(*T) (kind, id string)) []T {
+	// Cache files are few where reservations are many: false until a reservation is met.
 	addressed := map[string]bool{}
 	for i := range list {
-		if list[i].Kind == string(claim.KindCache) && list[i].ContainerID != "" {
-			addressed[list[i].ContainerID] = false
+		if kind, id := of(&list[i]); kind == string(claim.KindCache) && id != "" {
+			addressed[id] = false
 		}
 	}
 	if len(addressed) == 0 {
 		return list
 	}
 	for i := range list {
-		if list[i].Kind == string(claim.KindReservation) {
-			if _, ok := addressed[list[i].ContainerID]; ok {
-				addressed[list[i].ContainerID] = true
+		if kind, id := of(&list[i]); kind == string(claim.KindReservation) {
+			if _, ok := addressed[id]; ok {
+				addressed[id] = true
 			}
 		}
 	}
-	out := make([]api.Resource, 0, len(list))
-	for _, r := range list {
-		if r.Kind != string(claim.KindCache) || !addressed[r.ContainerID] {
-			out = append(out, r)
+	out := make([]T, 0, len(list))
+	for i := range list {
+		if kind, id := of(&list[i]); kind != string(claim.KindCache) || !addressed[id] {
+			out = append(out, list[i])
 		}
 	}
 	return out
 }
 
-// Summary counts resources by verdict.
-func Summary(list []api.Resource) map[string]int {
+// Summary counts findings by verdict.
+func Summary(list []*verdict.Finding) map[string]int {
 	m := map[string]int{}
-	for i := range list {
-		m[list[i].Verdict]++
+	for _, f := range list {
+		m[f.Verdict.String()]++
 	}
 	return m
 }
@@ -95,12 +120,8 @@ func Summary(list []api.Resource) map[string]int {
 // most maxInUse of it; wide adds columns and shows all. hidden is how many rows are left
 // out.
 func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t Table, hidden int) {
-	t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "AGE", "VERDICT", "WHY"}
-	if wide {
-		t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "IFNAME", "KIND", "AGE", "VERDICT", "RULE", "RELEASABLE", "STORE", "WHY"}
-	}
+	t.Header = auditHeader(wide)
 	inUse := 0
-	t.Rows, t.Marks = make([][]string, 0, len(list)), make([]string, 0, len(list))
 	for i := range list {
 		r := &list[i]
 		if r.Verdict == string(verdict.InUse) && !wide {
@@ -109,14 +130,56 @@ func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t 
 				continue
 			}
 		}
-		row := []string{Clean(r.Network), Object(r), Owner(r, wide), Age(r.FirstSeen, now), r.Verdict, Clean(r.Why)}
-		if wide {
-			row = []string{Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), r.Kind, Age(r.FirstSeen, now), r.Verdict, r.Rule, Due(r, now), Clean(r.Store), Clean(r.Why)}
-		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, auditRow(nil, r, now, wide))
 		t.Marks = append(t.Marks, r.Verdict)
 	}
 	return t, hidden
+}
+
+// AuditRows is AuditTable for findings whose rows are made as they are asked for, each
+// valid until the next one: a full node's need no memory that way, although a table is
+// walked twice, for the widths of its columns and to be printed.
+func AuditRows(list []*verdict.Finding, now claim.Instant, wide bool, maxInUse int) (header []string, rows iter.Seq2[string, []string], hidden int) {
+	if !wide {
+		inUse := 0
+		for _, f := range list {
+			if f.Verdict == verdict.InUse {
+				inUse++
+			}
+		}
+		hidden = max(0, inUse-maxInUse)
+	}
+	return auditHeader(wide), func(yield func(mark string, row []string) bool) {
+		var row []string
+		inUse := 0
+		for _, f := range list {
+			if f.Verdict == verdict.InUse && !wide {
+				if inUse++; inUse > maxInUse {
+					continue
+				}
+			}
+			r := resource(f, now)
+			row = auditRow(row[:0], &r, now.Wall, wide)
+			if !yield(r.Verdict, row) {
+				return
+			}
+		}
+	}, hidden
+}
+
+func auditHeader(wide bool) []string {
+	if wide {
+		return []string{"NETWORK", "ADDRESS", "OWNER", "IFNAME", "KIND", "AGE", "VERDICT", "RULE", "RELEASABLE", "STORE", "WHY"}
+	}
+	return []string{"NETWORK", "ADDRESS", "OWNER", "AGE", "VERDICT", "WHY"}
+}
+
+// auditRow appends the cells of auditHeader.
+func auditRow(row []string, r *api.Resource, now time.Time, wide bool) []string {
+	if wide {
+		return append(row, Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), r.Kind, Age(r.FirstSeen, now), r.Verdict, r.Rule, Due(r, now), Clean(r.Store), Clean(r.Why))
+	}
+	return append(row, Clean(r.Network), Object(r), Owner(r, false), Age(r.FirstSeen, now), r.Verdict, Clean(r.Why))
 }
 
 // Object is the address, or for what has none the last part of its path.
@@ -130,8 +193,8 @@ func Object(r *api.Resource) string {
 // Owner is the Pod where known, else the container ID, shortened unless whole.
 func Owner(r *api.Resource, whole bool) string {
 	id := Clean(r.ContainerID)
-	if r := []rune(id); !whole && len(r) > 13 {
-		id = string(r[:13])
+	if !whole {
+		id = firstRunes(id, 13)
 	}
 	if r.Pod != nil {
 		name := Clean(r.Pod.Namespace) + "/" + Clean(r.Pod.Name)
@@ -144,6 +207,16 @@ func Owner(r *api.Resource, whole bool) string {
 		return "-"
 	}
 	return id
+}
+
+func firstRunes(s string, most int) string {
+	n := 0
+	for i := range s {
+		if n++; n > most {
+			return s[:i]
+		}
+	}
+	return s
 }
 
 // Age is how long ago something was first seen, in one unit.

@@ -141,6 +141,9 @@ func together(list []Finding) {
 // in conflict, unreadable, foreign, another's. And all of them while a store could not be
 // listed whole, since nobody knows what is reserved there.
 func (s *scene) keepPinned(list []Finding) {
+	if !slices.ContainsFunc(list, func(f Finding) bool { return f.Releasable && len(f.Netns) > 0 }) {
+		return
+	}
 	all := ""
 	for _, st := range s.stores {
 		if st.Problem != "" {
