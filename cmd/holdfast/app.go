@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"regexp"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
@@ -168,38 +169,60 @@ func markRunes(v any) any {
 
 // table writes a table with aligned columns, coloured by verdict on a terminal.
 func (a *app) table(w io.Writer, t report.Table) {
-	var buf bytes.Buffer
-	tw := tabwriter.NewWriter(&buf, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, strings.Join(t.Header, "\t"))
-	for _, row := range t.Rows {
-		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	a.rows(w, t.Header, widthsOf(t.Header, t.All()), t.All())
+}
+
+// widthsOf measures the columns.
+func widthsOf(header []string, rows iter.Seq2[string, []string]) []int {
+	widths := make([]int, len(header))
+	measure := func(row []string) {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
 	}
-	tw.Flush()
-	lines := strings.SplitAfter(buf.String(), "\n")
-	for i, line := range lines {
-		body := strings.TrimRight(line, " \n")
-		if line == "" {
-			continue
+	measure(header)
+	for _, row := range rows {
+		measure(row)
+	}
+	return widths
+}
+
+// rows is table for rows that are made as they are asked for.
+func (a *app) rows(w io.Writer, header []string, widths []int, rows iter.Seq2[string, []string]) {
+	var line []byte
+	write := func(row []string, tint string) {
+		line = append(line[:0], tint...)
+		for i, cell := range row {
+			line = append(line, cell...)
+			if i+1 < len(row) {
+				for range widths[i] - utf8.RuneCountInString(cell) + 2 {
+					line = append(line, ' ')
+				}
+			}
 		}
+		line = bytes.TrimRight(line, " ")
 		// Colours go around whole lines, after the columns are laid out.
-		if c := a.tint(t, i-1); c != "" {
-			body = c + body + "\x1b[0m"
+		if tint != "" {
+			line = append(line, "\x1b[0m"...)
 		}
-		fmt.Fprintln(w, body)
+		line = append(line, '\n')
+		_, _ = w.Write(line) // a buffer, whose user sees what fails
+	}
+	bold := ""
+	if a.colour {
+		bold = "\x1b[1m"
+	}
+	write(header, bold)
+	for mark, row := range rows {
+		write(row, a.tint(mark))
 	}
 }
 
-func (a *app) tint(t report.Table, row int) string {
+func (a *app) tint(mark string) string {
 	if !a.colour {
 		return ""
 	}
-	if row < 0 {
-		return "\x1b[1m"
-	}
-	if row >= len(t.Marks) {
-		return ""
-	}
-	switch verdict.Verdict(t.Marks[row]) {
+	switch verdict.Verdict(mark) {
 	case verdict.Conflict, verdict.Missing, verdict.Leaked, verdict.Orphaned:
 		return "\x1b[31m"
 	case verdict.Suspect, verdict.Malformed, verdict.Foreign, "Unknown":

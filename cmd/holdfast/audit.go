@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"maps"
@@ -51,12 +52,22 @@ a later look can count as the second sighting; --no-record leaves that out.`,
 			if err != nil {
 				return err
 			}
-			n.remember(a, au, want)
-			doc := report.Audit(&au.Case, au.Judgement, n.meta(au))
-			if err := a.emit(doc, func(w io.Writer) { a.auditText(w, doc) }); err != nil {
+			// Saving waits for the disk; the report is made meanwhile. Nothing is written
+			// to stdout before, since whoever reads it may end us by going away.
+			remembered := n.remember(a, au, want)
+			m := n.meta(au)
+			found := report.Sorted(au.Judgement, m.Networks)
+			if a.isText() {
+				err = a.auditText(a.stdout, au, m, found, remembered)
+			} else {
+				doc := report.Audit(&au.Case, au.Judgement, m)
+				remembered()
+				err = a.emit(doc, nil)
+			}
+			if err != nil {
 				return err
 			}
-			if exitCode && len(doc.Resources) != doc.Summary[string(verdict.InUse)] {
+			if exitCode && slices.ContainsFunc(found, func(f *verdict.Finding) bool { return f.Verdict != verdict.InUse }) {
 				return exitError(exitFindings)
 			}
 			return nil
@@ -68,19 +79,30 @@ a later look can count as the second sighting; --no-record leaves that out.`,
 	return cmd
 }
 
-// remember keeps the sightings, but for stores on which another reaper works: its sightings
-// are the ones that count.
-func (n *node) remember(a *app, au *sweep.Audit, want access) {
+// remember begins to keep the sightings, but for stores on which another reaper works: its
+// sightings are the ones that count. The function returned waits for the end and says
+// what went wrong. Meanwhile au's findings may be read.
+func (n *node) remember(a *app, au *sweep.Audit, want access) (wait func()) {
 	if want == readOnly {
-		return
+		return func() {}
 	}
-	busy := n.lockStores(au)
-	for _, dir := range slices.Sorted(maps.Keys(busy)) {
-		a.say("%s: what was seen there is not remembered: %s", dir, busy[dir])
-	}
-	n.engine.Remember(au, func(store string) bool { return busy[store] == "" })
-	if au.Unremembered != nil {
-		a.say("what was seen is not remembered, so this look will not count as a sighting: %v", au.Unremembered)
+	done := make(chan []string, 1)
+	go func() {
+		var say []string
+		busy := n.lockStores(au)
+		for _, dir := range slices.Sorted(maps.Keys(busy)) {
+			say = append(say, dir+": what was seen there is not remembered: "+busy[dir])
+		}
+		n.engine.Remember(au, func(store string) bool { return busy[store] == "" })
+		if au.Unremembered != nil {
+			say = append(say, fmt.Sprintf("what was seen is not remembered, so this look will not count as a sighting: %v", au.Unremembered))
+		}
+		done <- say
+	}()
+	return func() {
+		for _, why := range <-done {
+			a.say("%s", why)
+		}
 	}
 }
 
@@ -94,20 +116,28 @@ func (a *app) warn(n *node) {
 	}
 }
 
-func (a *app) auditText(w io.Writer, d *api.Audit) {
-	list := d.Resources
+// auditText writes the audit for people, after remembered has returned.
+func (a *app) auditText(out io.Writer, au *sweep.Audit, m report.Meta, found []*verdict.Finding, remembered func()) error {
 	if !a.wide() {
-		list = report.Fold(list)
+		found = report.FoldFindings(found)
 	}
-	t, hidden := report.AuditTable(list, d.At, a.wide(), maxInUse)
-	if len(t.Rows) > 0 {
-		a.table(w, t)
+	header, rows, hidden := report.AuditRows(found, au.Case.Now, a.wide(), maxInUse)
+	widths := widthsOf(header, rows)
+	networks, counts := report.Networks(&au.Case, au.Judgement, m.Networks), report.Summary(found)
+	remembered()
+	a.complain(report.Vantage(&au.Case, au.Judgement), report.Witnesses(&au.Case, au.Judgement), report.Notes(&au.Case))
+	w := bufio.NewWriter(out)
+	if len(found) > hidden {
+		a.rows(w, header, widths, rows)
 	}
 	if hidden > 0 {
 		fmt.Fprintf(w, "and %d more in use (-o wide shows all)\n", hidden)
 	}
-	a.summary(w, d.Networks, report.Summary(list))
-	a.complain(d.Vantage, d.Witnesses, d.Notes)
+	a.summary(w, networks, counts)
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	return nil
 }
 
 // summary is a line for each network, then the counts.

@@ -80,6 +80,16 @@ func ParseOwner(content []byte) Owner {
 // itself, and for "<namespace>-<64 hex>" the hex part as well. Comparison is always
 // by whole ID (case F17). Nothing for an owner that is no container.
 func (o Owner) Aliases() []string {
+	// Small enough to be inlined, so that the usual slice of one needs no memory of its
+	// own: this is asked of every resource several times in a pass.
+	if o.Shape == ShapeContainer && len(o.ID) <= 64 {
+		return []string{o.ID}
+	}
+	return o.longAliases()
+}
+
+// longAliases is Aliases for what the shape "<namespace>-<64 hex>" is long enough for.
+func (o Owner) longAliases() []string {
 	if o.Shape != ShapeContainer {
 		return nil
 	}

@@ -30,7 +30,9 @@ func Audit(c *verdict.Case, j *verdict.Judgement, m Meta) *api.Audit {
 		Networks: Networks(c, j, m.Networks), Notes: Notes(c), Resources: []api.Resource{}, Summary: map[string]int{},
 		Evidence: c,
 	}
-	for _, f := range Sorted(j, m.Networks) {
+	sorted := Sorted(j, m.Networks)
+	d.Resources = make([]api.Resource, 0, len(sorted))
+	for _, f := range sorted {
 		d.Resources = append(d.Resources, Resource(f, c.Now))
 		d.Summary[f.Verdict.String()]++
 	}
@@ -52,8 +54,24 @@ func Sorted(j *verdict.Judgement, networks []string) []*verdict.Finding {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b *verdict.Finding) int {
-		return cmp.Or(cmp.Compare(a.Verdict.Rank(), b.Verdict.Rank()), cmp.Compare(kindRank(a.Resource.Kind), kindRank(b.Resource.Kind)),
-			cmp.Compare(a.Resource.Store, b.Resource.Store), a.Resource.Addr.Compare(b.Resource.Addr), cmp.Compare(a.Resource.Path, b.Resource.Path))
+		// Step by step, not with cmp.Or, which would compare everything for each pair.
+		if a.Verdict != b.Verdict {
+			if c := cmp.Compare(a.Verdict.Rank(), b.Verdict.Rank()); c != 0 {
+				return c
+			}
+		}
+		if a.Resource.Kind != b.Resource.Kind {
+			if c := cmp.Compare(kindRank(a.Resource.Kind), kindRank(b.Resource.Kind)); c != 0 {
+				return c
+			}
+		}
+		if c := cmp.Compare(a.Resource.Store, b.Resource.Store); c != 0 {
+			return c
+		}
+		if c := a.Resource.Addr.Compare(b.Resource.Addr); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.Resource.Path, b.Resource.Path)
 	})
 	return out
 }
@@ -152,10 +170,11 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 			n.Suspect++
 		}
 	}
+	used := inRanges(c, j)
 	for k := range out {
 		// Reservations outside of every range (case L16) take nothing from it.
 		if n := &out[k]; n.Capacity > 0 {
-			n.Free = n.Capacity - min(n.Capacity, uint64(inRanges(c, j, n.Dir)))
+			n.Free = n.Capacity - min(n.Capacity, uint64(used[n.Dir]))
 		}
 	}
 	slices.SortStableFunc(out, func(a, b api.Network) int {
@@ -164,24 +183,29 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 	return out
 }
 
-func inRanges(c *verdict.Case, j *verdict.Judgement, dir string) int {
-	var ranges []claim.Range
+// inRanges counts the addresses of each directory that lie in its ranges.
+func inRanges(c *verdict.Case, j *verdict.Judgement) map[string]int {
+	ranges := map[string][]claim.Range{}
 	for i := range c.Snapshots {
 		for _, s := range c.Snapshots[i].Stores {
-			if s.Dir == dir {
-				ranges = s.Ranges
-			}
+			ranges[s.Dir] = s.Ranges
 		}
 	}
-	seen := map[netip.Addr]bool{}
+	addrs := map[string][]netip.Addr{}
 	for i := range j.Findings {
 		f := &j.Findings[i]
-		if r := f.Resource; r.Store == dir && r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&
-			slices.ContainsFunc(ranges, func(g claim.Range) bool { return g.Contains(r.Addr) }) {
-			seen[r.Addr] = true
+		if r := f.Resource; r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&
+			slices.ContainsFunc(ranges[r.Store], func(g claim.Range) bool { return g.Contains(r.Addr) }) {
+			addrs[r.Store] = append(addrs[r.Store], r.Addr)
 		}
 	}
-	return len(seen)
+	out := map[string]int{}
+	for dir, list := range addrs {
+		// One address may have two files, in two spellings.
+		slices.SortFunc(list, netip.Addr.Compare)
+		out[dir] = len(slices.Compact(list))
+	}
+	return out
 }
 
 // Notes publishes what belongs to no resource: a directory that could not be listed among
@@ -204,17 +228,24 @@ func Notes(c *verdict.Case) []api.Note {
 
 // Resource publishes one finding.
 func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
+	out := resource(f, now)
+	out.Says = make([]api.Say, 0, len(f.Says))
+	for _, s := range f.Says {
+		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
+	}
+	return out
+}
+
+// resource is Resource without what the witnesses said. Times are shared with f.
+func resource(f *verdict.Finding, now claim.Instant) api.Resource {
 	r := f.Resource
 	out := api.Resource{
 		Kind: string(r.Kind), Store: r.Store, Network: r.Network, ContainerID: r.Owner.ID, IfName: r.Owner.IfName, Path: r.Path,
-		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why, Says: []api.Say{},
-		FirstSeen: wall(f.First), AbsentSince: wall(f.Absent), Releasable: f.Releasable, Holder: f.Holder,
+		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why,
+		FirstSeen: wall(&f.First), AbsentSince: wall(&f.Absent), Releasable: f.Releasable, Holder: f.Holder,
 	}
 	if r.Addr.IsValid() {
 		out.Address = r.Addr.String()
-	}
-	for _, s := range f.Says {
-		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
 	}
 	if f.Releasable || f.Wait > 0 {
 		at := now.Wall.Add(max(f.Wait, 0))
@@ -231,7 +262,7 @@ func Pod(p claim.Pod) *api.Pod {
 	return &api.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 
-func wall(i claim.Instant) *time.Time {
+func wall(i *claim.Instant) *time.Time {
 	if i.Boot == "" {
 		return nil
 	}

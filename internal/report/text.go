@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,9 @@ import (
 // Clean makes text from the node safe for a terminal: what is not plain printable text
 // is escaped as in a Go string.
 func Clean(s string) string {
+	if isPlain(s) {
+		return s
+	}
 	plain := utf8.ValidString(s)
 	for _, r := range s {
 		// Format characters turn text around (U+202E) or hide it.
@@ -32,6 +36,16 @@ func Clean(s string) string {
 	return q[1 : len(q)-1]
 }
 
+// isPlain is the short cut for nearly all text: printable ASCII.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
 // Table is rows of cells under a header; every cell is clean.
 type Table struct {
 	Header []string
@@ -40,29 +54,64 @@ type Table struct {
 	Marks []string
 }
 
+// All gives the rows with their marks.
+func (t Table) All() iter.Seq2[string, []string] {
+	return func(yield func(mark string, row []string) bool) {
+		for i, row := range t.Rows {
+			mark := ""
+			if i < len(t.Marks) {
+				mark = t.Marks[i]
+			}
+			if !yield(mark, row) {
+				return
+			}
+		}
+	}
+}
+
 // Fold leaves out what a table for people need not show beside an address: the cache
 // files of a container whose reservation is listed too.
 func Fold(list []api.Resource) []api.Resource {
+	return fold(list, func(r *api.Resource) (string, string) { return r.Kind, r.ContainerID })
+}
+
+// FoldFindings is Fold for findings.
+func FoldFindings(list []*verdict.Finding) []*verdict.Finding {
+	return fold(list, func(f **verdict.Finding) (string, string) { return string((*f).Resource.Kind), (*f).Resource.Owner.ID })
+}
+
+func fold[T any](list []T, of func(*T) (kind, id string)) []T {
+	// Cache files are few where reservations are many: false until a reservation is met.
 	addressed := map[string]bool{}
 	for i := range list {
-		if list[i].Kind == string(claim.KindReservation) && list[i].ContainerID != "" {
-			addressed[list[i].ContainerID] = true
+		if kind, id := of(&list[i]); kind == string(claim.KindCache) && id != "" {
+			addressed[id] = false
 		}
 	}
-	out := make([]api.Resource, 0, len(list))
-	for _, r := range list {
-		if r.Kind != string(claim.KindCache) || !addressed[r.ContainerID] {
-			out = append(out, r)
+	if len(addressed) == 0 {
+		return list
+	}
+	for i := range list {
+		if kind, id := of(&list[i]); kind == string(claim.KindReservation) {
+			if _, ok := addressed[id]; ok {
+				addressed[id] = true
+			}
+		}
+	}
+	out := make([]T, 0, len(list))
+	for i := range list {
+		if kind, id := of(&list[i]); kind != string(claim.KindCache) || !addressed[id] {
+			out = append(out, list[i])
 		}
 	}
 	return out
 }
 
-// Summary counts resources by verdict.
-func Summary(list []api.Resource) map[string]int {
+// Summary counts findings by verdict.
+func Summary(list []*verdict.Finding) map[string]int {
 	m := map[string]int{}
-	for i := range list {
-		m[list[i].Verdict]++
+	for _, f := range list {
+		m[f.Verdict.String()]++
 	}
 	return m
 }
@@ -71,10 +120,7 @@ func Summary(list []api.Resource) map[string]int {
 // most maxInUse of it; wide adds columns and shows all. hidden is how many rows are left
 // out.
 func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t Table, hidden int) {
-	t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "AGE", "VERDICT", "WHY"}
-	if wide {
-		t.Header = []string{"NETWORK", "ADDRESS", "OWNER", "IFNAME", "KIND", "AGE", "VERDICT", "RULE", "RELEASABLE", "STORE", "WHY"}
-	}
+	t.Header = auditHeader(wide)
 	inUse := 0
 	for i := range list {
 		r := &list[i]
@@ -84,14 +130,56 @@ func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t 
 				continue
 			}
 		}
-		row := []string{Clean(r.Network), Object(r), Owner(r, wide), Age(r.FirstSeen, now), r.Verdict, Clean(r.Why)}
-		if wide {
-			row = []string{Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), r.Kind, Age(r.FirstSeen, now), r.Verdict, r.Rule, Due(r, now), Clean(r.Store), Clean(r.Why)}
-		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, auditRow(nil, r, now, wide))
 		t.Marks = append(t.Marks, r.Verdict)
 	}
 	return t, hidden
+}
+
+// AuditRows is AuditTable for findings whose rows are made as they are asked for, each
+// valid until the next one: a full node's need no memory that way, although a table is
+// walked twice, for the widths of its columns and to be printed.
+func AuditRows(list []*verdict.Finding, now claim.Instant, wide bool, maxInUse int) (header []string, rows iter.Seq2[string, []string], hidden int) {
+	if !wide {
+		inUse := 0
+		for _, f := range list {
+			if f.Verdict == verdict.InUse {
+				inUse++
+			}
+		}
+		hidden = max(0, inUse-maxInUse)
+	}
+	return auditHeader(wide), func(yield func(mark string, row []string) bool) {
+		var row []string
+		inUse := 0
+		for _, f := range list {
+			if f.Verdict == verdict.InUse && !wide {
+				if inUse++; inUse > maxInUse {
+					continue
+				}
+			}
+			r := resource(f, now)
+			row = auditRow(row[:0], &r, now.Wall, wide)
+			if !yield(r.Verdict, row) {
+				return
+			}
+		}
+	}, hidden
+}
+
+func auditHeader(wide bool) []string {
+	if wide {
+		return []string{"NETWORK", "ADDRESS", "OWNER", "IFNAME", "KIND", "AGE", "VERDICT", "RULE", "RELEASABLE", "STORE", "WHY"}
+	}
+	return []string{"NETWORK", "ADDRESS", "OWNER", "AGE", "VERDICT", "WHY"}
+}
+
+// auditRow appends the cells of auditHeader.
+func auditRow(row []string, r *api.Resource, now time.Time, wide bool) []string {
+	if wide {
+		return append(row, Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), r.Kind, Age(r.FirstSeen, now), r.Verdict, r.Rule, Due(r, now), Clean(r.Store), Clean(r.Why))
+	}
+	return append(row, Clean(r.Network), Object(r), Owner(r, false), Age(r.FirstSeen, now), r.Verdict, Clean(r.Why))
 }
 
 // Object is the address, or for what has none the last part of its path.
@@ -105,8 +193,8 @@ func Object(r *api.Resource) string {
 // Owner is the Pod where known, else the container ID, shortened unless whole.
 func Owner(r *api.Resource, whole bool) string {
 	id := Clean(r.ContainerID)
-	if r := []rune(id); !whole && len(r) > 13 {
-		id = string(r[:13])
+	if !whole {
+		id = firstRunes(id, 13)
 	}
 	if r.Pod != nil {
 		name := Clean(r.Pod.Namespace) + "/" + Clean(r.Pod.Name)
@@ -121,6 +209,16 @@ func Owner(r *api.Resource, whole bool) string {
 	return id
 }
 
+func firstRunes(s string, most int) string {
+	n := 0
+	for i := range s {
+		if n++; n > most {
+			return s[:i]
+		}
+	}
+	return s
+}
+
 // Age is how long ago something was first seen, in one unit.
 func Age(t *time.Time, now time.Time) string {
 	if t == nil {
@@ -129,13 +227,13 @@ func Age(t *time.Time, now time.Time) string {
 	d := max(now.Sub(*t), 0)
 	switch {
 	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
+		return strconv.Itoa(int(d.Seconds())) + "s"
 	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
+		return strconv.Itoa(int(d.Minutes())) + "m"
 	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
+		return strconv.Itoa(int(d.Hours())) + "h"
 	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+	return strconv.Itoa(int(d.Hours()/24)) + "d"
 }
 
 // Due says when something becomes releasable.

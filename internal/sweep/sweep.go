@@ -17,6 +17,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -185,15 +186,24 @@ func (e *Engine) Remember(a *Audit, owns func(store string) bool) {
 	if a.Unremembered != nil {
 		return
 	}
-	old := verdict.NewMemory(a.Case.Memory)
+	mine := map[string]bool{} // asked once for each directory, not for each of its files
+	others := func(k verdict.Key) bool {
+		dir := k.Path[:strings.LastIndexByte(k.Path, '/')+1]
+		own, asked := mine[dir]
+		if !asked {
+			own = owns(filepath.Dir(k.Path))
+			mine[dir] = own
+		}
+		return !own
+	}
 	for k := range a.Judgement.Memory {
-		if !owns(filepath.Dir(k.Path)) {
+		if others(k) {
 			delete(a.Judgement.Memory, k)
 		}
 	}
-	for k, s := range old {
-		if !owns(filepath.Dir(k.Path)) {
-			a.Judgement.Memory[k] = s
+	for i := range a.Case.Memory {
+		if s := &a.Case.Memory[i]; others(s.Key) {
+			a.Judgement.Memory[s.Key] = s
 		}
 	}
 	a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
@@ -275,7 +285,7 @@ func (e *Engine) again(ctx context.Context, a *Audit) (map[verdict.Key]verdict.F
 	c.Now = e.Clock()
 	j := verdict.Judge(&c)
 	for k, s := range j.Memory {
-		if old := a.Judgement.Memory[k]; s.Absent.Boot == "" && old.Absent.Boot != "" {
+		if old := a.Judgement.Memory[k]; old != nil && s.Absent.Boot == "" && old.Absent.Boot != "" {
 			a.Judgement.Memory[k] = s
 			a.revived = true
 		}

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
@@ -107,6 +108,9 @@ func together(list []Finding) {
 			}
 		}
 	}
+	if !slices.ContainsFunc(list, func(f Finding) bool { return f.Resource.Kind != claim.KindReservation && f.Releasable }) {
+		return
+	}
 	late := map[string]*Finding{}
 	for i := range list {
 		f := &list[i]
@@ -137,6 +141,9 @@ func together(list []Finding) {
 // in conflict, unreadable, foreign, another's. And all of them while a store could not be
 // listed whole, since nobody knows what is reserved there.
 func (s *scene) keepPinned(list []Finding) {
+	if !slices.ContainsFunc(list, func(f Finding) bool { return f.Releasable && len(f.Netns) > 0 }) {
+		return
+	}
 	all := ""
 	for _, st := range s.stores {
 		if st.Problem != "" {

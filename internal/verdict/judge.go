@@ -13,7 +13,11 @@ import (
 func Judge(c *Case) *Judgement {
 	s := newScene(c)
 	old := NewMemory(c.Memory)
-	out := &Judgement{Memory: Memory{}, Reasons: s.silent}
+	total := 0
+	for i := range c.Snapshots {
+		total += len(c.Snapshots[i].Resources)
+	}
+	out := &Judgement{Memory: make(Memory, total), Reasons: s.silent, Findings: make([]Finding, 0, total)}
 	_, out.Vantage = s.vantage()
 	for _, w := range c.Policy.Required {
 		if why, silent := s.silent[w]; silent && (w != claim.WitnessCRI || !c.Policy.CRINone) {
@@ -24,25 +28,26 @@ func Judge(c *Case) *Judgement {
 		out.Silent = append(out.Silent, claim.WitnessBoot+": "+why)
 	}
 
-	var list []assessment
+	list := make([]assessment, 0, total)
 	for i := range c.Snapshots {
 		for j := range c.Snapshots[i].Resources {
 			r := &c.Snapshots[i].Resources[j]
 			if !ours(r) {
 				continue
 			}
-			prior, seen := old[Key{r.Path, r.Inc}]
-			list = append(list, s.assess(r, prior, seen))
+			prior := old[Key{r.Path, r.Inc}]
+			list = append(list, s.assess(r, prior))
 		}
 	}
 	gather(list, c.Policy.held)
+	sightings := make([]Sighting, len(list)) // one piece for all
 	for i := range list {
 		a := &list[i]
 		if s.needsDetail(a) {
 			out.Needs.Detail = true
 		}
-		prior, seen := old[Key{a.r.Path, a.r.Inc}]
-		next := s.remember(a, prior, seen)
+		next := &sightings[i]
+		*next = s.remember(a)
 		if a.r.Problem == "" || a.r.Kind == claim.KindCache {
 			out.Memory[next.Key] = next
 		}
@@ -95,9 +100,11 @@ func (s *scene) needsDetail(a *assessment) bool {
 // remember gives the next sighting of a resource. Alive ends the run of absent
 // sightings, silent neither counts nor ends it, a run that was made by fewer
 // witnesses, in another boot or in the future starts anew.
-func (s *scene) remember(a *assessment, prior Sighting, seen bool) Sighting {
-	next := prior
-	if !seen {
+func (s *scene) remember(a *assessment) Sighting {
+	var next Sighting
+	if a.prior != nil {
+		next = *a.prior
+	} else {
 		next = Sighting{Key: Key{a.r.Path, a.r.Inc}, First: s.now}
 	}
 	if _, ok := s.now.Since(next.First); !ok && (next.First.Boot == s.now.Boot || next.First.Boot == "") {
@@ -113,11 +120,19 @@ func (s *scene) remember(a *assessment, prior Sighting, seen bool) Sighting {
 		_, sameRun := s.now.Since(next.Absent)
 		if !sameRun || !covers(next.Witnesses, a.witnesses) {
 			next.Absent = s.now
-			next.Witnesses = slices.Clone(a.witnesses)
-			slices.Sort(next.Witnesses)
+			next.Witnesses = s.sorted(a.witnesses)
 		}
 	}
 	return next
+}
+
+// sorted returns a sighting's witnesses in order. Nearly all sightings have the same,
+// and share them.
+func (s *scene) sorted(witnesses []string) []string {
+	if slices.Equal(witnesses, s.witnesses) {
+		return s.sortedWitnesses
+	}
+	return slices.Sorted(slices.Values(witnesses))
 }
 
 // covers reports whether every witness of now also testified then.
@@ -131,19 +146,21 @@ func covers(then, now []string) bool {
 }
 
 // mayConvict: the policy asks enough witnesses, and the node is seen whole (I13).
-func (s *scene) mayConvict() (bool, string) {
+func (s *scene) mayConvict() (bool, string) { return s.whyNot == "", s.whyNot }
+
+func (s *scene) mayNotConvict() string {
 	if ok, why := s.c.Policy.convicts(); !ok {
-		return false, why
+		return why
 	}
 	if ok, why := s.vantage(); !ok {
-		return false, "no vantage: " + why
+		return "no vantage: " + why
 	}
-	return true, ""
+	return ""
 }
 
 // conclude is the only place that sets Releasable. Everything that can be released
 // comes through here.
-func (s *scene) conclude(a *assessment, sight Sighting) Finding {
+func (s *scene) conclude(a *assessment, sight *Sighting) Finding {
 	f := Finding{
 		Resource: a.r, Rule: a.rule, Why: a.why, Says: a.says, Pod: s.podOf(a.r),
 		First: sight.First, Absent: sight.Absent, Wait: -1, Netns: a.netns, Holder: a.holder, Shared: a.shared,
@@ -212,9 +229,17 @@ func (s *scene) conclude(a *assessment, sight Sighting) Finding {
 		f.Releasable = true
 	default:
 		f.Verdict, f.Rule = Suspect, "grace"
-		f.Why = fmt.Sprintf("every witness says absent; must stay so for another %s", f.Wait.Round(time.Second))
+		f.Why = s.graceWhy(f.Wait.Round(time.Second))
 	}
 	return f
+}
+
+// graceWhy keeps its last text, since most have begun their grace together.
+func (s *scene) graceWhy(wait time.Duration) string {
+	if s.lastWhy == "" || wait != s.lastWait {
+		s.lastWait, s.lastWhy = wait, fmt.Sprintf("every witness says absent; must stay so for another %s", wait)
+	}
+	return s.lastWhy
 }
 
 func isForeign(r *claim.Resource) bool {

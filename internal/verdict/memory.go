@@ -3,6 +3,7 @@ package verdict
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
@@ -29,27 +30,37 @@ type Sighting struct {
 }
 
 // Memory is the set of sightings. It is written by one reaper at a time (I9).
-type Memory map[Key]Sighting
+//
+// The sightings are shared with the list that it was made from and are not written to.
+type Memory map[Key]*Sighting
 
 // Sorted returns the sightings in the order of path and incarnation.
 func (m Memory) Sorted() []Sighting {
-	out := make([]Sighting, 0, len(m))
+	keys := make([]*Sighting, 0, len(m))
 	for _, s := range m {
-		out = append(out, s)
+		keys = append(keys, s)
 	}
-	slices.SortFunc(out, func(a, b Sighting) int {
-		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Inc.Ino, b.Inc.Ino),
+	slices.SortFunc(keys, func(a, b *Sighting) int {
+		// The path decides nearly always; the rest is not looked at before.
+		if c := strings.Compare(a.Path, b.Path); c != 0 {
+			return c
+		}
+		return cmp.Or(cmp.Compare(a.Inc.Ino, b.Inc.Ino),
 			cmp.Compare(a.Inc.Ctime, b.Inc.Ctime), cmp.Compare(a.Inc.Dev, b.Inc.Dev),
 			cmp.Compare(a.Inc.Size, b.Inc.Size), cmp.Compare(a.Inc.Sum, b.Inc.Sum))
 	})
+	out := make([]Sighting, len(keys))
+	for i, s := range keys {
+		out[i] = *s
+	}
 	return out
 }
 
 // NewMemory indexes sightings; of two with one key the later in the slice stays.
 func NewMemory(list []Sighting) Memory {
 	m := make(Memory, len(list))
-	for _, s := range list {
-		m[s.Key] = s
+	for i := range list {
+		m[list[i].Key] = &list[i]
 	}
 	return m
 }

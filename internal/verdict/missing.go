@@ -20,19 +20,22 @@ func (s *scene) missing(out *Judgement) {
 	if s.kernel == nil || s.process == nil {
 		return
 	}
-	taken := map[string]bool{}
+	// Of tens of thousands of reservations only those of addresses that somebody alive
+	// has are of interest.
+	wanted := s.wanted()
+	taken := make(map[slot]bool, 3*len(wanted))
 	reserved := func(snap *claim.Snapshot) {
 		for i := range snap.Resources {
 			r := &snap.Resources[i]
-			if r.Kind != claim.KindReservation {
+			if r.Kind != claim.KindReservation || !wanted[r.Addr] {
 				continue
 			}
 			// In this store by whomever, or by the same owner in any store (a renamed
 			// network: case L15).
-			taken[r.Store+"\x00"+r.Addr.String()] = true
-			taken["\x00"+r.Addr.String()] = true
+			taken[slot{r.Store, r.Addr}] = true
+			taken[slot{"", r.Addr}] = true
 			for _, id := range r.Owner.Aliases() {
-				taken[id+"\x00"+r.Addr.String()] = true
+				taken[slot{id, r.Addr}] = true
 			}
 		}
 	}
@@ -61,6 +64,35 @@ func (s *scene) missing(out *Judgement) {
 	out.Findings = append(out.Findings, found...)
 }
 
+// slot is an address in a store, of an owner, or (with neither) anywhere.
+type slot struct {
+	where string
+	addr  netip.Addr
+}
+
+// wanted are the addresses of cached results and of namespaces other than the host's:
+// every candidate for Missing has one of them.
+func (s *scene) wanted() map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			if e := s.c.Snapshots[i].Resources[j].Cache; e != nil {
+				for _, a := range e.Addrs {
+					out[plain(a)] = true
+				}
+			}
+		}
+	}
+	for i := range s.kernel.Netns {
+		if n := &s.kernel.Netns[i]; !n.Host {
+			for _, a := range n.Addrs {
+				out[plain(a.Addr)] = true
+			}
+		}
+	}
+	return out
+}
+
 // relisted is the second listing, if it was made after every witness was asked.
 func (s *scene) relisted() *claim.Snapshot {
 	r := s.c.Relisted
@@ -75,7 +107,7 @@ func (s *scene) relisted() *claim.Snapshot {
 	return r
 }
 
-func (s *scene) missingByCache(taken map[string]bool) []Finding {
+func (s *scene) missingByCache(taken map[slot]bool) []Finding {
 	var found []Finding
 	for i := range s.c.Snapshots {
 		for j := range s.c.Snapshots[i].Resources {
@@ -90,11 +122,11 @@ func (s *scene) missingByCache(taken map[string]bool) []Finding {
 			dir := path.Join(e.Cache.DataDir, e.Network)
 			for _, addr := range e.Cache.Addrs {
 				addr = plain(addr)
-				here, own := dir+"\x00"+addr.String(), e.Owner.ID+"\x00"+addr.String()
+				here, own := slot{dir, addr}, slot{e.Owner.ID, addr}
 				if st := s.stores[dir]; taken[here] || taken[own] || st != nil && st.Problem != "" || !claim.KernelSpeaksFor(addr) {
 					continue
 				}
-				taken[here], taken["\x00"+addr.String()] = true, true
+				taken[here], taken[slot{"", addr}] = true, true
 				found = append(found, s.missingFinding(dir, e.Network, addr, e.Owner, says))
 			}
 		}
@@ -123,7 +155,7 @@ func (s *scene) aliveSays(o claim.Owner) []Say {
 	return says
 }
 
-func (s *scene) missingByKernel(taken map[string]bool) []Finding {
+func (s *scene) missingByKernel(taken map[slot]bool) []Finding {
 	var found []Finding
 	var stores []*claim.Store
 	for i := range s.c.Snapshots {
@@ -141,14 +173,14 @@ func (s *scene) missingByKernel(taken map[string]bool) []Finding {
 		for _, a := range n.Addrs {
 			addr := plain(a.Addr)
 			// Reserved somewhere: by whom is for the judge of that file to say.
-			if taken["\x00"+addr.String()] {
+			if taken[slot{"", addr}] {
 				continue
 			}
 			for _, st := range stores {
 				if !slices.ContainsFunc(st.Ranges, func(r claim.Range) bool { return r.Contains(addr) && r.Gateway != addr }) {
 					continue
 				}
-				taken["\x00"+addr.String()] = true
+				taken[slot{"", addr}] = true
 				o := claim.Owner{}
 				if t := s.tenants[n.ID]; len(t) > 0 {
 					o = claim.Owner{Shape: claim.ShapeContainer, ID: t[0], IfName: a.If}
@@ -195,8 +227,9 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 				continue
 			}
 			a := s.assessNetns(r, n)
-			prior, seen := old[Key{a.r.Path, a.r.Inc}]
-			next := s.remember(&a, prior, seen)
+			a.prior = old[Key{a.r.Path, a.r.Inc}]
+			sight := s.remember(&a)
+			next := &sight
 			out.Memory[next.Key] = next
 			if a.class == classAlive || explained[n.ID] {
 				continue
@@ -215,7 +248,7 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 
 // assessNetns lets the witnesses speak of a pinned namespace.
 func (s *scene) assessNetns(r *claim.Resource, n *claim.Netns) assessment {
-	a := assessment{r: r, witnesses: s.witnessSet()}
+	a := assessment{r: r, witnesses: s.witnesses}
 	if s.used(n) {
 		a.class = classAlive
 		return a

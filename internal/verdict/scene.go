@@ -7,12 +7,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
 
 // scene is the join of all snapshots and testimonies: who holds which address, which
-// attachment lives in which namespace. Built once for a Case, read-only afterwards.
+// attachment lives in which namespace. Built once for a Case, read-only afterwards but
+// for the last text of graceWhy.
 type scene struct {
 	c      *Case
 	silent map[string]string // witness -> why it does not count; absent key: it counts
@@ -34,9 +36,12 @@ type scene struct {
 	// homes is the inverse of tenants.
 	homes map[string][]*claim.Netns
 	// ownAddrs: addresses that an ID has reserved, in any store. claims: IDs that a
-	// reservation, a cache entry or a sandbox's status says have an address.
+	// reservation, a cache entry or a sandbox's status says have an address. Both only
+	// of IDs in a process, a sandbox or a namespace. cachedBy: IDs of the cache entries
+	// that have an address.
 	ownAddrs map[string][]netip.Addr
 	claims   map[netip.Addr][]string
+	cachedBy map[netip.Addr][]string
 	pods     map[string]claim.Pod
 
 	stores map[string]*claim.Store
@@ -44,6 +49,17 @@ type scene struct {
 	// occupied are namespaces in which the process witness saw some container's process.
 	occupied map[uint64]bool
 	now      claim.Instant
+
+	// What is the same for every resource, found once. The slices are shared: cloned
+	// before they are changed.
+	witnesses, sortedWitnesses []string
+	whyNot                     string // see mayConvict
+	silentWhy                  string // see silentRequired
+	notListed                  string // sayCRI's detail of a sandbox that nobody lists
+
+	// of graceWhy
+	lastWait time.Duration
+	lastWhy  string
 }
 
 func newScene(c *Case) *scene {
@@ -52,8 +68,8 @@ func newScene(c *Case) *scene {
 		silent: map[string]string{}, byAddr: map[netip.Addr][]*claim.Netns{}, byID: map[uint64]*claim.Netns{},
 		byMount: map[string][]*claim.Netns{}, hits: map[string][]claim.ProcessHit{}, sandboxes: map[string][]*claim.Sandbox{},
 		tenants: map[uint64][]string{}, homes: map[string][]*claim.Netns{}, ownAddrs: map[string][]netip.Addr{},
-		claims: map[netip.Addr][]string{},
-		pods:   map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{}, occupied: map[uint64]bool{},
+		claims: map[netip.Addr][]string{}, cachedBy: map[netip.Addr][]string{},
+		pods: map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{}, occupied: map[uint64]bool{},
 	}
 	// Whoever is required and never heard is silent, also a witness that this version
 	// does not know.
@@ -72,6 +88,13 @@ func newScene(c *Case) *scene {
 	}
 	s.contradictCRI()
 	s.index()
+	s.witnesses = slices.Clip(s.witnessSet())
+	s.sortedWitnesses = slices.Clip(slices.Sorted(slices.Values(s.witnesses)))
+	s.whyNot = s.mayNotConvict()
+	s.silentWhy = s.firstSilent()
+	if s.cri != nil {
+		s.notListed = fmt.Sprintf("not among the %d sandboxes of %s", len(s.cri.Sandboxes), s.endpoints())
+	}
 	return s
 }
 
@@ -217,10 +240,13 @@ func normalise(p string) string {
 }
 
 func (s *scene) index() {
-	attachments := map[string]bool{}
-	known := func(o claim.Owner) {
-		for _, a := range o.Aliases() {
-			attachments[a] = true
+	// The IDs in processes; true for those that are attachments.
+	attached := map[string]bool{}
+	if s.process != nil {
+		for _, h := range s.process.Hits {
+			s.hits[h.ID] = append(s.hits[h.ID], h)
+			s.occupied[h.Netns] = true
+			attached[h.ID] = false
 		}
 	}
 	for i := range s.c.Snapshots {
@@ -238,16 +264,9 @@ func (s *scene) index() {
 			if r.Kind == claim.KindReservation && r.Problem != "" {
 				continue
 			}
-			known(r.Owner)
 			for _, id := range r.Owner.Aliases() {
-				if r.Kind == claim.KindReservation {
-					s.ownAddrs[id] = append(s.ownAddrs[id], r.Addr)
-					s.claims[r.Addr] = append(s.claims[r.Addr], id)
-				}
-				if r.Cache != nil {
-					for _, a := range r.Cache.Addrs {
-						s.claims[plain(a)] = append(s.claims[plain(a)], id)
-					}
+				if _, hit := attached[id]; hit {
+					attached[id] = true
 				}
 				if r.Cache != nil && r.Cache.Pod.Name != "" {
 					s.pods[id] = r.Cache.Pod
@@ -259,41 +278,76 @@ func (s *scene) index() {
 		for i := range s.cri.Sandboxes {
 			b := &s.cri.Sandboxes[i]
 			s.sandboxes[b.ID] = append(s.sandboxes[b.ID], b)
-			attachments[b.ID] = true
+			attached[b.ID] = true
 			s.pods[b.ID] = b.Pod
-			for _, a := range b.Addrs {
-				s.claims[plain(a)] = append(s.claims[plain(a)], b.ID)
+		}
+	}
+	if s.kernel != nil {
+		for i := range s.kernel.Netns {
+			n := &s.kernel.Netns[i]
+			s.byID[n.ID] = n
+			for _, m := range n.Mounts {
+				if p := normalise(m); !slices.Contains(s.byMount[p], n) {
+					s.byMount[p] = append(s.byMount[p], n)
+				}
+			}
+			for _, a := range n.Addrs {
+				if addr := plain(a.Addr); !slices.Contains(s.byAddr[addr], n) {
+					s.byAddr[addr] = append(s.byAddr[addr], n)
+				}
+			}
+		}
+		s.attribute(attached)
+	}
+	s.indexClaims()
+}
+
+// indexClaims notes who is said to have which address. Only of what may be alive: on a
+// full node these are few, and nobody asks what the others have.
+func (s *scene) indexClaims() {
+	mayLive := func(id string) bool {
+		return len(s.hits[id]) > 0 || len(s.sandboxes[id]) > 0 || len(s.homes[id]) > 0
+	}
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			r := &s.c.Snapshots[i].Resources[j]
+			if r.Cache != nil {
+				for _, a := range r.Cache.Addrs {
+					s.cachedBy[plain(a)] = append(s.cachedBy[plain(a)], r.Owner.Aliases()...)
+				}
+			}
+			if r.Kind == claim.KindReservation && r.Problem != "" {
+				continue
+			}
+			for _, id := range r.Owner.Aliases() {
+				if !mayLive(id) {
+					continue
+				}
+				if r.Kind == claim.KindReservation {
+					s.ownAddrs[id] = append(s.ownAddrs[id], r.Addr)
+					s.claims[r.Addr] = append(s.claims[r.Addr], id)
+				}
+				if r.Cache != nil {
+					for _, a := range r.Cache.Addrs {
+						s.claims[plain(a)] = append(s.claims[plain(a)], id)
+					}
+				}
 			}
 		}
 	}
-	if s.process != nil {
-		for _, h := range s.process.Hits {
-			s.hits[h.ID] = append(s.hits[h.ID], h)
-			s.occupied[h.Netns] = true
-		}
-	}
-	if s.kernel == nil {
+	if s.cri == nil {
 		return
 	}
-	for i := range s.kernel.Netns {
-		n := &s.kernel.Netns[i]
-		s.byID[n.ID] = n
-		for _, m := range n.Mounts {
-			if p := normalise(m); !slices.Contains(s.byMount[p], n) {
-				s.byMount[p] = append(s.byMount[p], n)
-			}
-		}
-		for _, a := range n.Addrs {
-			if addr := plain(a.Addr); !slices.Contains(s.byAddr[addr], n) {
-				s.byAddr[addr] = append(s.byAddr[addr], n)
-			}
+	for i := range s.cri.Sandboxes {
+		b := &s.cri.Sandboxes[i]
+		for _, a := range b.Addrs {
+			s.claims[plain(a)] = append(s.claims[plain(a)], b.ID)
 		}
 	}
-	s.attribute(attachments)
 }
 
 // attribute fills tenants and homes: which attachments live in which namespace.
-func (s *scene) attribute(attachments map[string]bool) {
+func (s *scene) attribute(attached map[string]bool) {
 	settle := func(id string, n *claim.Netns) {
 		// The host's own namespace is nobody's: hostNetwork Pods live there too.
 		if n == nil || n.Host || slices.Contains(s.tenants[n.ID], id) {
@@ -305,7 +359,7 @@ func (s *scene) attribute(attachments map[string]bool) {
 	if s.process != nil {
 		for _, h := range s.process.Hits {
 			// A shim or a plugin holds an ID from outside of the Pod's namespace.
-			if h.Via == "cgroup" && attachments[h.ID] {
+			if h.Via == "cgroup" && attached[h.ID] {
 				settle(h.ID, s.byID[h.Netns])
 			}
 		}
@@ -442,7 +496,9 @@ func (s *scene) witnessSet() []string {
 }
 
 // silentRequired returns the first required witness that does not count, with why.
-func (s *scene) silentRequired() string {
+func (s *scene) silentRequired() string { return s.silentWhy }
+
+func (s *scene) firstSilent() string {
 	for _, w := range s.c.Policy.Required {
 		if w == claim.WitnessCRI && s.c.Policy.CRINone {
 			continue

@@ -1,6 +1,7 @@
 package verdict
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path"
@@ -40,10 +41,19 @@ type assessment struct {
 	dead      bool   // an earlier boot proves it dead
 	shared    bool   // another attachment has the address, and its own reservation
 	held      string // a namespace that would go holds an address that a person held
+	prior     *Sighting
 }
 
 func (a *assessment) say(w string, word Word, format string, args ...any) Word {
-	a.says = append(a.says, Say{Witness: w, Word: word, Detail: fmt.Sprintf(format, args...)})
+	return a.word(w, word, fmt.Sprintf(format, args...))
+}
+
+// word is say for a detail that needs no formatting.
+func (a *assessment) word(w string, word Word, detail string) Word {
+	if a.says == nil {
+		a.says = make([]Say, 0, 3) // kernel, process, cri; boot seldom has anything to say
+	}
+	a.says = append(a.says, Say{Witness: w, Word: word, Detail: detail})
 	return word
 }
 
@@ -54,17 +64,15 @@ func byAddress(r *claim.Resource) bool {
 
 // assess lets every witness speak of r and combines the words. It never looks at
 // memory, and it releases nothing.
-func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment {
-	a := assessment{r: r, witnesses: s.witnessSet()}
+func (s *scene) assess(r *claim.Resource, prior *Sighting) assessment {
+	a := assessment{r: r, witnesses: s.witnesses, prior: prior}
 	if r.Kind != claim.KindCache && r.Problem != "" {
 		a.rule, a.why = "unreadable", "could not be read: "+r.Problem
 		return a
 	}
-	for _, dir := range s.dirsOf(r) {
-		if st := s.store(dir); st != nil && st.Problem != "" {
-			a.rule, a.why = "store-incomplete", dir+" could not be listed whole: "+st.Problem
-			return a
-		}
+	if why := s.incomplete(r); why != "" {
+		a.rule, a.why = "store-incomplete", why
+		return a
 	}
 	if r.Kind == claim.KindCache && r.Owner.Shape != claim.ShapeContainer {
 		a.rule, a.why = "no-owner", "a cache entry that names no container"
@@ -81,7 +89,7 @@ func (s *scene) assess(r *claim.Resource, prior Sighting, seen bool) assessment 
 	kernel, homes := s.sayKernel(&a, ids)
 	process := s.sayProcess(&a, ids)
 	cri := s.sayCRI(&a, ids)
-	s.sayBoot(&a, prior, seen)
+	s.sayBoot(&a)
 
 	switch {
 	case kernel == Other:
@@ -157,13 +165,21 @@ func (s *scene) store(dir string) *claim.Store {
 	return s.stores[normalise(dir)]
 }
 
-// dirsOf are the directories that must have been listed whole to speak of r: its own,
-// and for a cache entry that of its reservations.
-func (s *scene) dirsOf(r *claim.Resource) []string {
-	if r.Cache != nil && r.Cache.DataDir != "" {
-		return []string{r.Store, path.Join(r.Cache.DataDir, r.Network), r.Cache.DataDir}
+// incomplete says which directory that must have been listed whole to speak of r was
+// not: its own, or for a cache entry one of its reservations.
+func (s *scene) incomplete(r *claim.Resource) string {
+	why := s.notWhole(r.Store)
+	if why == "" && r.Cache != nil && r.Cache.DataDir != "" {
+		why = cmp.Or(s.notWhole(path.Join(r.Cache.DataDir, r.Network)), s.notWhole(r.Cache.DataDir))
 	}
-	return []string{r.Store}
+	return why
+}
+
+func (s *scene) notWhole(dir string) string {
+	if st := s.store(dir); st != nil && st.Problem != "" {
+		return dir + " could not be listed whole: " + st.Problem
+	}
+	return ""
 }
 
 // cannotSay gives the detail of the first silent word.
@@ -182,15 +198,7 @@ func (s *scene) ids(r *claim.Resource) []string {
 	if !byAddress(r) {
 		return r.Owner.Aliases()
 	}
-	var ids []string
-	for i := range s.c.Snapshots {
-		for j := range s.c.Snapshots[i].Resources {
-			if e := &s.c.Snapshots[i].Resources[j]; e.Cache != nil && slices.ContainsFunc(e.Cache.Addrs, func(a netip.Addr) bool { return plain(a) == r.Addr }) {
-				ids = append(ids, e.Owner.Aliases()...)
-			}
-		}
-	}
-	return ids
+	return s.cachedBy[r.Addr]
 }
 
 func (s *scene) holds(list []*claim.Netns, addr netip.Addr) bool {
@@ -255,7 +263,7 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 	if len(homes) > 0 {
 		return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists, without the address", s.describe(homes[0])), homes
 	}
-	return a.say(claim.WitnessKernel, Absent, "no network namespace of this node holds %s", r.Addr), nil
+	return a.word(claim.WitnessKernel, Absent, "no network namespace of this node holds "+r.Addr.String()), nil
 }
 
 // cacheHolders returns the namespaces that hold an address of a cached result, without
@@ -327,7 +335,7 @@ func (s *scene) sayProcess(a *assessment, ids []string) Word {
 	if len(ids) == 0 {
 		return a.say(claim.WitnessProcess, Absent, "there is no ID to look for")
 	}
-	return a.say(claim.WitnessProcess, Absent, "no live process carries the ID")
+	return a.word(claim.WitnessProcess, Absent, "no live process carries the ID")
 }
 
 // sayCRI: does a runtime list the sandbox.
@@ -377,7 +385,7 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 		}
 		return a.say(claim.WitnessCRI, Absent, "no sandbox has this address")
 	}
-	return a.say(claim.WitnessCRI, Absent, "not among the %d sandboxes of %s", len(s.cri.Sandboxes), s.endpoints())
+	return a.word(claim.WitnessCRI, Absent, s.notListed)
 }
 
 // aliveElsewhere: kernel and process must both be heard, and absent, before a NotReady
@@ -421,13 +429,13 @@ func (s *scene) endpoints() string {
 
 // sayBoot: only our own history of boots proves death (azure #947, #643; case F23),
 // and only death.
-func (s *scene) sayBoot(a *assessment, prior Sighting, seen bool) {
+func (s *scene) sayBoot(a *assessment) {
 	switch {
 	case s.boot == nil:
 		a.say(claim.WitnessBoot, Silent, "%s", s.silent[claim.WitnessBoot])
-	case seen && s.past[prior.First.Boot]:
+	case a.prior != nil && s.past[a.prior.First.Boot]:
 		a.dead = true
-		a.say(claim.WitnessBoot, Dead, "first seen in boot %s, which is past", prior.First.Boot)
+		a.say(claim.WitnessBoot, Dead, "first seen in boot %s, which is past", a.prior.First.Boot)
 	}
 }
 
@@ -456,7 +464,7 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 	a.class = classOrphan
 	a.slow = true
 	// A run that was begun for one namespace does not count for another.
-	a.witnesses = slices.DeleteFunc(a.witnesses, func(w string) bool { return w == claim.WitnessKernel })
+	a.witnesses = slices.DeleteFunc(slices.Clone(a.witnesses), func(w string) bool { return w == claim.WitnessKernel })
 	for _, n := range a.netns {
 		a.witnesses = append(a.witnesses, fmt.Sprintf("kernel~orphan:%d", n.ID))
 	}

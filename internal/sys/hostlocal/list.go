@@ -21,6 +21,8 @@ const (
 	// parallelFrom is where a second goroutine pays.
 	parallelFrom = 512
 	ctxEvery     = 256
+	// maxOpenStores is how many directories are open at a time.
+	maxOpenStores = 64
 )
 
 // Config says where to look.
@@ -78,19 +80,36 @@ func (inv *Inventory) ListAlso(ctx context.Context, dataDirs []string) claim.Sna
 	d := discover(inv.cfg.ConfDirs, also, inv.places)
 	slices.SortFunc(d.stores, func(a, b *candidate) int { return strings.Compare(a.Dir, b.Dir) })
 	snap := claim.Snapshot{Source: inv.Name(), Notes: d.notes}
-	for _, s := range d.stores {
-		l := listing{store: &s.Store, named: s.named}
-		if s.Problem == "" && !l.read(ctx, &snap.Resources) {
-			continue
-		}
-		snap.Notes = append(snap.Notes, l.notes...)
-		snap.Stores = append(snap.Stores, s.Store)
+	for batch := range slices.Chunk(d.stores, maxOpenStores) {
+		inv.batch(ctx, batch, &snap)
 	}
 	for _, dir := range d.whole {
 		snap.Stores = append(snap.Stores, claim.Store{Dir: dir, DataDir: dir, Writable: true})
 	}
 	snap.Listed = inv.cfg.Clock()
 	return snap
+}
+
+// batch reads the names of all its stores first: then it is known how many resources
+// there are, and they lie in one piece that never had to grow.
+func (inv *Inventory) batch(ctx context.Context, stores []*candidate, snap *claim.Snapshot) {
+	var list []*listing
+	total := 0
+	for _, s := range stores {
+		l := &listing{store: &s.Store, named: s.named, fd: -1}
+		if s.Problem == "" && !l.begin() {
+			continue
+		}
+		defer l.close()
+		list = append(list, l)
+		total += len(l.entries)
+	}
+	snap.Resources = slices.Grow(snap.Resources, total)
+	for _, l := range list {
+		snap.Resources = l.read(ctx, snap.Resources)
+		snap.Notes = append(snap.Notes, l.notes...)
+		snap.Stores = append(snap.Stores, *l.store)
+	}
 }
 
 // entry is one reservation to be opened.
@@ -102,11 +121,19 @@ type entry struct {
 
 // listing is the reading of one store.
 type listing struct {
-	store *claim.Store
-	named bool
-	notes []claim.Note
-	more  int // notes left out
-	own   bool
+	store   *claim.Store
+	named   bool
+	fd      int // of the directory, -1 when it could not be opened
+	entries []entry
+	notes   []claim.Note
+	more    int // notes left out
+	own     bool
+}
+
+func (l *listing) close() {
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+	}
 }
 
 func (l *listing) note(name, text string) {
@@ -117,10 +144,10 @@ func (l *listing) note(name, text string) {
 	l.notes = append(l.notes, claim.Note{Path: filepath.Join(l.store.Dir, printable(name)), Text: text})
 }
 
-// read appends the store's resources to out. It returns false when this is no store:
+// begin opens the store and reads its names. It returns false when this is no store:
 // gone, or a directory that no configuration names and in which nothing is
 // host-local's.
-func (l *listing) read(ctx context.Context, out *[]claim.Resource) bool {
+func (l *listing) begin() bool {
 	fd, err := openDir(l.store.Dir, !l.named)
 	if err != nil {
 		if err == unix.ENOENT || (!l.named && isNotThere(err)) {
@@ -130,26 +157,32 @@ func (l *listing) read(ctx context.Context, out *[]claim.Resource) bool {
 		l.store.Problem = fmt.Sprintf("cannot be opened: %v", err)
 		return true
 	}
-	defer unix.Close(fd)
+	l.fd = fd
 	l.store.Writable = writable(fd)
-
-	entries, err := l.names(fd)
-	if err != nil {
+	if l.entries, err = l.names(); err != nil {
 		l.store.Problem = fmt.Sprintf("cannot be listed whole: %v", err)
-	} else if !l.named && !l.own && len(entries) == 0 {
+	} else if !l.named && !l.own && len(l.entries) == 0 {
+		l.close()
 		return false
 	}
-	slices.SortFunc(entries, func(a, b entry) int {
+	slices.SortFunc(l.entries, func(a, b entry) int {
 		if c := a.addr.Compare(b.addr); c != 0 {
 			return c
 		}
 		return strings.Compare(a.path, b.path)
 	})
+	return true
+}
 
-	start := len(*out)
-	*out = slices.Grow(*out, len(entries))[:start+len(entries)]
-	res := (*out)[start:]
-	err = l.open(ctx, fd, entries, res)
+// read appends the store's resources to out.
+func (l *listing) read(ctx context.Context, out []claim.Resource) []claim.Resource {
+	if l.fd < 0 {
+		return out
+	}
+	start := len(out)
+	out = slices.Grow(out, len(l.entries))[:start+len(l.entries)]
+	res := out[start:]
+	err := l.open(ctx, l.fd, l.entries, res)
 	if err != nil && l.store.Problem == "" {
 		l.store.Problem = fmt.Sprintf("listing was cut off: %v", err)
 	}
@@ -160,51 +193,56 @@ func (l *listing) read(ctx context.Context, out *[]claim.Resource) bool {
 			res[i].Problem = "the directory " + l.store.Problem
 		}
 	}
-	*out = (*out)[:start+len(res)]
 	if l.more > 0 {
 		l.notes = append(l.notes, claim.Note{Path: l.store.Dir, Text: fmt.Sprintf("%d more entries that are not host-local's", l.more)})
 	}
-	return true
+	return out[:start+len(res)]
 }
 
-// names reads the directory. All paths of a store lie in one string: tens of
+// names reads the directory. The names lie in one string and so do the paths: tens of
 // thousands of small allocations less.
-func (l *listing) names(fd int) ([]entry, error) {
-	var arena strings.Builder
-	type span struct {
-		addr     netip.Addr
-		from, to int
-		mode     uint32
+func (l *listing) names() ([]entry, error) {
+	type end struct {
+		at  int // of the name in the arena
+		typ byte
 	}
-	var spans []span
+	var arena strings.Builder
+	var ends []end
+	err := readDir(l.fd, func(name []byte, typ byte) {
+		arena.Write(name)
+		ends = append(ends, end{arena.Len(), typ})
+	})
+	names := arena.String()
 	prefix := l.store.Dir + "/"
-	err := readDir(fd, func(name []byte, typ byte) {
-		addr, kind := parseName(string(name))
-		mode := modeOfType(typ)
+	var paths strings.Builder
+	paths.Grow(len(names) + len(ends)*len(prefix))
+	entries := make([]entry, 0, len(ends))
+	from := 0
+	for _, e := range ends {
+		name := names[from:e.at]
+		from = e.at
+		addr, kind := parseName(name)
+		mode := modeOfType(e.typ)
 		switch kind {
 		case nameOwn:
 			l.own = true
 			if mode != 0 && mode != unix.S_IFREG {
-				l.note(string(name), fmt.Sprintf("is %s; host-local keeps a regular file there", typeWord(mode)))
+				l.note(name, fmt.Sprintf("is %s; host-local keeps a regular file there", typeWord(mode)))
 			}
 		case nameOther:
 			if mode == 0 {
-				if st, ok, err := lstatAt(fd, string(name)); err == nil && ok {
+				if st, ok, err := lstatAt(l.fd, name); err == nil && ok {
 					mode = st.Mode
 				}
 			}
-			l.note(string(name), fmt.Sprintf("is %s that is not host-local's; not followed, not touched", typeWord(mode)))
+			l.note(name, fmt.Sprintf("is %s that is not host-local's; not followed, not touched", typeWord(mode)))
 		case nameReservation:
-			from := arena.Len()
-			arena.WriteString(prefix)
-			arena.Write(name)
-			spans = append(spans, span{addr, from, arena.Len(), mode})
+			start := paths.Len()
+			paths.WriteString(prefix)
+			paths.WriteString(name)
+			// Nothing is written over what is there: the path stays as it is.
+			entries = append(entries, entry{addr, paths.String()[start:], mode})
 		}
-	})
-	all := arena.String()
-	entries := make([]entry, len(spans))
-	for i, s := range spans {
-		entries[i] = entry{s.addr, all[s.from:s.to], s.mode}
 	}
 	return entries, err
 }

@@ -103,7 +103,7 @@ func (w *walker) process(pid int) error {
 	switch {
 	case gone(err):
 		// It has ended, or its main thread has: then its other threads live on.
-		return w.threads(dir, pid, 0, func(thread int) error { return w.task(thread, pid, 0) })
+		return w.threads(dir, pid, 0, nil, func(thread int) error { return w.task(thread, pid, 0) })
 	case refused(err):
 		if !alive(dir) {
 			return nil
@@ -130,7 +130,12 @@ func (w *walker) process(pid int) error {
 		return nil
 	}
 	last := net
-	return w.threads(dir, pid, pid, func(thread int) error {
+	same := func(list int, tid string) bool {
+		// Most threads are where their process is: one call tells.
+		n, err := w.namespace(list, tid+"/ns/net", "net")
+		return err == nil && n == last
+	}
+	return w.threads(dir, pid, pid, same, func(thread int) error {
 		n, err := w.namespace(thread, "ns/net", "net")
 		if err != nil || n == last || w.s.ours(thread) {
 			return w.ended(thread, pid, "task/.../ns/net", err)
@@ -140,18 +145,20 @@ func (w *walker) process(pid int) error {
 	})
 }
 
-// threads calls each with an open directory of every thread but skip.
-func (w *walker) threads(dir, pid, skip int, each func(thread int) error) error {
+// threads calls each with an open directory of every thread but skip and those for
+// which dull, if not nil, is true.
+func (w *walker) threads(dir, pid, skip int, dull func(list int, tid string) bool, each func(thread int) error) error {
 	list, err := openat(dir, "task", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return w.ended(dir, pid, "task", err)
 	}
 	defer unix.Close(list)
 	err = numbers(list, w.dents2, false, func(tid int) error {
-		if tid == skip {
+		name := itoa(tid)
+		if tid == skip || dull != nil && dull(list, name) {
 			return nil
 		}
-		thread, err := openat(list, itoa(tid), unix.O_PATH|unix.O_DIRECTORY)
+		thread, err := openat(list, name, unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return w.ended(dir, pid, "task", err)
 		}

@@ -28,7 +28,10 @@ import (
 // DIR "-" when the path has no slash. An entry of a table stands before its first use.
 
 func compareSightings(a, b verdict.Sighting) int {
-	return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Inc.Ino, b.Inc.Ino),
+	if c := strings.Compare(a.Path, b.Path); c != 0 {
+		return c
+	}
+	return cmp.Or(cmp.Compare(a.Inc.Ino, b.Inc.Ino),
 		cmp.Compare(a.Inc.Ctime, b.Inc.Ctime), cmp.Compare(a.Inc.Dev, b.Inc.Dev),
 		cmp.Compare(a.Inc.Size, b.Inc.Size), strings.Compare(a.Inc.Sum, b.Inc.Sum))
 }
