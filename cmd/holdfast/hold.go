@@ -32,6 +32,9 @@ func newHold(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold [ADDRESS ...]",
 		Short: "Keep addresses whatever the witnesses say; without one, list the holds",
+		Long: `hold keeps an address from being released until "holdfast unhold". A gc that is under way
+reads the holds again each time before it acts; what it has released already, "holdfast
+undo" puts back.`,
 		Example: `  holdfast hold 10.22.0.17 --why "the printer"
   holdfast hold                       list`,
 		RunE: func(_ *cobra.Command, args []string) error {
