@@ -52,6 +52,10 @@ a later look can count as the second sighting; --no-record leaves that out.`,
 			if err != nil {
 				return err
 			}
+			for _, w := range n.unknownNetworks(au) {
+				a.say("warning: %s", w)
+			}
+			a.sayUnheld(au)
 			// Saving waits for the disk; the report is made meanwhile. Nothing is written
 			// to stdout before, since whoever reads it may end us by going away.
 			remembered := n.remember(a, au, want)
@@ -67,16 +71,43 @@ a later look can count as the second sighting; --no-record leaves that out.`,
 			if err != nil {
 				return err
 			}
-			if exitCode && slices.ContainsFunc(found, func(f *verdict.Finding) bool { return f.Verdict != verdict.InUse }) {
+			bad := slices.ContainsFunc(found, func(f *verdict.Finding) bool { return f.Verdict != verdict.InUse })
+			if exitCode && (bad || !sawAll(au)) {
 				return exitError(exitFindings)
 			}
 			return nil
 		},
 	}
 	a.opts.addNode(cmd.Flags())
-	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit 3 when anything but InUse was found")
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit 3 when anything but InUse was found, or when not everything could be seen")
 	cmd.Flags().BoolVar(&forget, "no-record", false, "do not remember what was seen")
 	return cmd
+}
+
+// sawAll reports whether every directory could be listed and every witness spoke: what
+// was not seen is no clean node.
+func sawAll(au *sweep.Audit) bool {
+	return au.Judgement.Vantage == "" && len(au.Judgement.Silent) == 0 && len(unlisted(au)) == 0
+}
+
+// unlisted are the directories of reservations that could not be listed whole.
+func unlisted(au *sweep.Audit) []string {
+	var out []string
+	for _, s := range au.Case.Snapshots {
+		for _, st := range s.Stores {
+			if st.Problem != "" && (st.Network != "" || st.Dir == st.DataDir) {
+				out = append(out, st.Dir)
+			}
+		}
+	}
+	return out
+}
+
+// sayUnheld says that nobody knows what a person wanted kept.
+func (a *app) sayUnheld(au *sweep.Audit) {
+	if au.Unheld != nil {
+		a.say("the holds cannot be read, so nothing may be released: %v", au.Unheld)
+	}
 }
 
 // remember begins to keep the sightings, but for stores on which another reaper works: its
@@ -134,6 +165,9 @@ func (a *app) auditText(out io.Writer, au *sweep.Audit, m report.Meta, found []*
 		fmt.Fprintf(w, "and %d more in use (-o wide shows all)\n", hidden)
 	}
 	a.summary(w, networks, counts)
+	if len(found) == 0 && !sawAll(au) {
+		fmt.Fprintln(w, "which says little: not everything could be seen")
+	}
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("output: %w", err)
 	}

@@ -208,6 +208,11 @@ func (a *app) paint(colour, s string) string {
 // vantage is the kernel testimony's own checks, and what the judge made of them.
 func (x *examination) vantage(ctx context.Context) []finding {
 	var out []finding
+	if os.Geteuid() != 0 {
+		out = append(out, finding{blocks: true, Check: api.Check{
+			Name: "root", Detail: fmt.Sprintf("this is user %d, who cannot see most of the node; much of what follows is for that alone", os.Geteuid()), Fix: "run it as root",
+		}})
+	}
 	v := report.Vantage(&x.au.Case, x.au.Judgement)
 	if len(v.Checks) == 0 {
 		// A silent witness carries no facts. It still says what it lacked.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -64,6 +65,7 @@ the same code and without asking anybody.`,
 				if au, err = n.look(cmd.Context()); err != nil {
 					return err
 				}
+				a.sayUnheld(au)
 				recs, _, err := n.engine.Journal.Load()
 				if err != nil {
 					a.say("the journal cannot be read: %v", err)
@@ -158,19 +160,20 @@ func explain(au *sweep.Audit, entries []journal.Entry, m report.Meta, query stri
 			}
 		}
 	}
+	if addr, err := netip.ParseAddr(query); err == nil {
+		return nil, fmt.Errorf("%s is not reserved here, and it was never released", addr)
+	}
 	return nil, fmt.Errorf("%q: nothing on this node matches; want an address, a container ID or a unique prefix of one, or namespace/pod", query)
 }
 
 // planFor is what a release of f and what goes with it would do.
 func planFor(j *verdict.Judgement, f *verdict.Finding) []api.PlannedStep {
-	whole := verdict.Judgement{}
-	for i := range j.Findings {
-		g := j.Findings[i]
+	// All of them are there, so that the plan knows a bridge from a Pod's veth.
+	whole := verdict.Judgement{Findings: slices.Clone(j.Findings)}
+	for i := range whole.Findings {
+		g := &whole.Findings[i]
 		same := &j.Findings[i] == f || g.Resource.Owner.ID != "" && g.Resource.Owner == f.Resource.Owner
-		if same && (g.Releasable || g.Wait > 0) {
-			g.Releasable = true
-			whole.Findings = append(whole.Findings, g)
-		}
+		g.Releasable = same && (g.Releasable || g.Wait > 0)
 	}
 	var out []api.PlannedStep
 	for _, g := range plan.Make(&whole, plan.Options{ForceOverCap: true}).Groups {

@@ -84,6 +84,9 @@ func (a *app) printRuntimes(known, gone []string) error {
 	doc := &api.Runtimes{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindRuntimes}, Endpoints: []string{}, Forgotten: gone}
 	doc.Endpoints = append(doc.Endpoints, known...)
 	return a.emit(doc, func(w io.Writer) {
+		if len(known) == 0 {
+			fmt.Fprintln(w, "no runtime has answered on this node yet")
+		}
 		for _, e := range known {
 			fmt.Fprintln(w, report.Clean(e))
 		}

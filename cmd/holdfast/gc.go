@@ -116,6 +116,14 @@ func (r *sweepRun) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if r.audit == nil {
+		for _, w := range r.n.unknownNetworks(au) {
+			r.a.say("warning: %s", w)
+		}
+	}
+	if au.Unheld != nil {
+		return withheldError{fmt.Errorf("the holds cannot be read, so nothing may be released: %w", au.Unheld)}
+	}
 	before := r.busy
 	r.busy = r.n.lockStores(au)
 	for _, dir := range slices.Sorted(maps.Keys(r.busy)) {
@@ -263,7 +271,7 @@ func (a *app) waitFor(ctx context.Context, r *sweepRun, d time.Duration) error {
 	}
 	tty := isTerminal(a.stderr)
 	if !tty {
-		a.say("%d suspected; waiting %s for the second sighting", n, seconds(d))
+		a.say("%d suspected; waiting %s, until %s, for the second sighting", n, seconds(d), time.Now().Add(d).Format("15:04:05"))
 	}
 	start := r.n.clock.Now()
 	tick := time.NewTicker(min(time.Second, max(d/10, 10*time.Millisecond)))
@@ -286,7 +294,7 @@ func (a *app) waitFor(ctx context.Context, r *sweepRun, d time.Duration) error {
 			if tty {
 				fmt.Fprintln(a.stderr)
 			}
-			return fmt.Errorf("interrupted while waiting; what was seen is remembered: %w", ctx.Err())
+			return errors.New("interrupted while waiting for the grace; nothing was released, and what was seen is remembered")
 		case <-tick.C:
 		}
 	}
@@ -316,39 +324,42 @@ func (r *sweepRun) finish(ctx context.Context) error {
 	case r.err != nil:
 		r.a.say("%v", r.err)
 		return exitError(exitWithheld)
-	case r.withheld(doc):
+	}
+	if why := r.withheld(doc); why != "" {
+		r.a.say("exit %d, for something that should go may have stayed: %s", exitWithheld, why)
 		return exitError(exitWithheld)
 	}
 	return nil
 }
 
-// withheld reports whether something that should go did not: exit 4.
-func (r *sweepRun) withheld(doc *api.Sweep) bool {
-	if len(doc.Errors) > 0 {
-		for _, e := range doc.Errors {
-			// Changed, gone: somebody else was quicker, nothing is left to do.
-			if e.Outcome != "gone" && e.Outcome != "changed" {
-				return true
-			}
+// withheld says why something that should go may not have gone, or "": exit 4.
+func (r *sweepRun) withheld(doc *api.Sweep) string {
+	for _, e := range doc.Errors {
+		// Changed, gone: somebody else was quicker, nothing is left to do.
+		if e.Outcome != "gone" && e.Outcome != "changed" {
+			return e.Path + ": " + e.Error
 		}
 	}
-	if slices.ContainsFunc(doc.Kept, func(k api.Kept) bool { return k.Withheld != "" }) {
-		return true
+	for _, k := range doc.Kept {
+		if k.Withheld != "" {
+			return k.Path + ": " + k.Withheld
+		}
 	}
-	if len(r.busy) > 0 {
-		return true // another reaper is at work there
+	for _, dir := range slices.Sorted(maps.Keys(r.busy)) {
+		return r.busy[dir]
 	}
-	for _, s := range r.audit.Case.Snapshots {
+	for _, dir := range unlisted(r.audit) {
 		// Nobody knows what lies in a directory that could not be listed.
-		if slices.ContainsFunc(s.Stores, func(st claim.Store) bool { return st.Problem != "" && (st.Network != "" || st.Dir == st.DataDir) }) {
-			return true
+		return dir + " could not be listed"
+	}
+	for _, k := range doc.Kept {
+		// A silent witness or a missing vantage withholds what it could have spoken for,
+		// whatever that is called; so does a file that cannot be read.
+		if slices.Contains([]string{"witness-silent", "may-not-convict", "unreadable", "store-incomplete", lockHeld}, k.Rule) {
+			return k.Path + ": " + k.Why
 		}
 	}
-	// A silent witness or a missing vantage withholds what it could have spoken for,
-	// whatever that is called; so does a file that cannot be read.
-	return slices.ContainsFunc(doc.Kept, func(k api.Kept) bool {
-		return slices.Contains([]string{"witness-silent", "may-not-convict", "unreadable", "store-incomplete", lockHeld}, k.Rule)
-	})
+	return ""
 }
 
 // lockHeld is the rule for what nobody can release while its store's lock is held.
@@ -452,7 +463,7 @@ func pieces[T any](list []T, kind func(T) string) string {
 		out = "1 address"
 	}
 	if n := len(list) - addrs; n > 0 {
-		out += fmt.Sprintf(" and %d other pieces", n)
+		out += fmt.Sprintf(" (and %d cache files or namespaces)", n)
 	}
 	return out
 }
@@ -524,11 +535,11 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 	fmt.Fprintf(w, "%s %s, %s kept, %d errors.", pieces(d.Released, func(r api.Release) string { return r.Kind }), verb,
 		pieces(d.Kept, func(k api.Kept) string { return k.Kind }), len(d.Errors))
 	if len(d.Released) > 0 && !d.DryRun {
-		fmt.Fprint(w, " \"holdfast undo --last\" puts the last one back.")
+		fmt.Fprintf(w, " \"holdfast undo %s\" puts all of it back, \"--last\" the last address.", d.SweepID)
 	}
 	fmt.Fprintln(w)
 	if n := overCap(r.plan); n > 0 {
-		a.say("%d more are leaked beyond the cap of one sweep; run gc again, or say --force-over-cap", n)
+		a.say("%d more are leaked beyond the cap of one gc; run it again, or say --force-over-cap", n)
 	}
 	if due := r.due(); due > 0 {
 		a.say("some need a second sighting: run gc again in %s, or with --wait", seconds(due+time.Second))

@@ -64,6 +64,13 @@ undo" puts back.`,
 					return err
 				}
 			}
+			if len(list) > 0 && a.isText() {
+				return a.emit(nil, func(w io.Writer) {
+					for _, h := range list {
+						fmt.Fprintf(w, "%s is held\n", h.Addr)
+					}
+				})
+			}
 			return a.printHolds(d)
 		},
 	}
@@ -107,6 +114,13 @@ func newUnhold(a *app) *cobra.Command {
 				if len(gone) == 0 {
 					return fmt.Errorf("%s is not held", addr)
 				}
+			}
+			if a.isText() {
+				return a.emit(nil, func(w io.Writer) {
+					for _, s := range args {
+						fmt.Fprintf(w, "%s is no longer held\n", report.Clean(s))
+					}
+				})
 			}
 			return a.printHolds(d)
 		},

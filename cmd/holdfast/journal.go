@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,6 +43,9 @@ func newJournal(a *app) *cobra.Command {
 				if from, err = parseTime(since, time.Now()); err != nil {
 					return err
 				}
+			}
+			if _, err := os.Stat(a.opts.stateDir); errors.Is(err, fs.ErrNotExist) {
+				a.say("warning: --state-dir %s: there is no such directory", a.opts.stateDir)
 			}
 			doc, err := readJournal(a.opts)
 			if err != nil {
@@ -109,7 +115,7 @@ func (a *app) journalText(w io.Writer, doc *api.Journal, whole bool) {
 		t.Rows = append(t.Rows, []string{e.ReleaseID, e.At.UTC().Format(time.RFC3339), e.State, report.Object(&r), report.Clean(e.Network), report.Owner(&r, a.wide()), undo, report.Clean(e.Why)})
 	}
 	if len(t.Rows) == 0 {
-		fmt.Fprintln(w, "nothing was released")
+		fmt.Fprintf(w, "no release is in the journal of %s\n", report.Clean(a.opts.stateDir))
 	} else {
 		a.table(w, t)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -61,7 +62,7 @@ func run(args []string) int {
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
 	root := newRoot(a)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	var code exitError
 	var usage usageError
 	var withheld withheldError
@@ -72,7 +73,7 @@ func run(args []string) int {
 		return int(code)
 	case errors.As(err, &usage):
 		fmt.Fprintln(a.stderr, "holdfast:", report.Clean(err.Error()))
-		fmt.Fprintln(a.stderr, "Run 'holdfast --help' for usage.")
+		fmt.Fprintf(a.stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 		return exitUsage
 	}
 	fmt.Fprintln(a.stderr, "holdfast:", report.Clean(err.Error()))
@@ -100,11 +101,13 @@ should go was withheld (silent witness, cap, lock, read-only file system).`,
   holdfast explain 10.22.0.17       everything that was said of one address
   holdfast undo --last              put the last release back
   holdfast doctor                   what this node lets holdfast see`,
+		Version:       version + ", commit " + commit,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          args0,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SuggestionsMinimumDistance = 2
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
@@ -121,6 +124,9 @@ func args0(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	if !cmd.HasParent() {
+		if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+			return usagef("unknown command %q; did you mean %s?", args[0], strings.Join(s, " or "))
+		}
 		return usagef("unknown command %q", args[0])
 	}
 	return usagef("%s takes no arguments, got %q", cmd.CommandPath(), args[0])

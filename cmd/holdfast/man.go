@@ -57,6 +57,7 @@ func addCompletion(root *cobra.Command) {
 		}
 		c.Short = "Print a completion script for a shell"
 		c.Args = args0
+		c.RunE = func(*cobra.Command, []string) error { return usagef("completion wants a shell: bash, zsh or fish") }
 		for _, shell := range c.Commands() {
 			shell.Args = args0
 			// No node that this runs on has it.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
@@ -59,7 +60,21 @@ func openNode(o *options, want access) (n *node, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n = &node{o: o, policy: policy, locked: map[string]bool{}, clock: boot.NewClock(o.proc)}
+	var warnings []string
+	if os.Geteuid() != 0 {
+		warnings = append(warnings, "not root: most of the node cannot be seen from here, and nothing can be released; run it as root")
+	}
+	for _, d := range []struct {
+		flag string
+		dirs []string
+	}{{"data-dir", o.dataDirs}, {"cni-conf-dir", o.confDirs}, {"cni-cache-dir", o.cacheDirs}} {
+		for _, dir := range d.dirs {
+			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+				warnings = append(warnings, fmt.Sprintf("--%s %s: there is no such directory", d.flag, dir))
+			}
+		}
+	}
+	n = &node{o: o, policy: policy, locked: map[string]bool{}, clock: boot.NewClock(o.proc), warnings: warnings}
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -128,6 +143,7 @@ func (n *node) openState(want access) error {
 	if want != readOnly && n.unwritable == nil {
 		// Sightings and journal have one writer at a time.
 		if err := n.reaper(n.o.stateDir); err != nil {
+			err = fmt.Errorf("state directory %s: %w", n.o.stateDir, err)
 			if want == releases {
 				return err
 			}
@@ -213,10 +229,33 @@ func (n *node) look(ctx context.Context) (*sweep.Audit, error) {
 		return nil, err
 	}
 	n.rememberRuntimes(a)
-	if a.Unheld != nil {
-		n.warnings = append(n.warnings, fmt.Sprintf("the holds cannot be read, so nothing may be released: %v", a.Unheld))
-	}
 	return a, nil
+}
+
+// unknownNetworks checks --network against what there is: a typo must not look like a clean
+// node. It is no error, since a network's directory may go with its last address.
+func (n *node) unknownNetworks(a *sweep.Audit) []string {
+	var there []string
+	for _, s := range a.Case.Snapshots {
+		for _, st := range s.Stores {
+			if st.Network != "" && !slices.Contains(there, st.Network) {
+				there = append(there, st.Network)
+			}
+		}
+		for i := range s.Resources {
+			if r := &s.Resources[i]; r.Network != "" && !slices.Contains(there, r.Network) {
+				there = append(there, r.Network)
+			}
+		}
+	}
+	slices.Sort(there)
+	var out []string
+	for _, w := range n.o.networks {
+		if !slices.Contains(there, w) {
+			out = append(out, fmt.Sprintf("--network %q: there is no such network here; there are: %s", w, strings.Join(there, ", ")))
+		}
+	}
+	return out
 }
 
 // rememberRuntimes: an endpoint that answered once is required from then on.

@@ -48,19 +48,19 @@ func (o *options) addNode(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&o.cacheDirs, "cni-cache-dir", nil, "libcni cache `directory`, the parent of results; repeatable (default /var/lib/cni)")
 	fs.StringArrayVar(&o.binDirs, "cni-bin-dir", nil, "`directory` of CNI plugins; repeatable (default /opt/cni/bin and others)")
 	fs.StringArrayVar(&o.criEndpoints, "cri-endpoint", nil, "CRI socket of a container runtime; repeatable; \"none\" says that there is no CRI runtime (default: every socket found)")
-	fs.StringSliceVar(&o.witnesses, "witness", []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, "required `witnesses`; nothing is released without these three")
+	fs.StringSliceVar(&o.witnesses, "witness", []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, "`witnesses` that must speak; leaving one out makes a report and no release (cri: see --cri-endpoint none)")
 	fs.DurationVar(&o.grace, "grace", safeGrace, "least time between the two sightings")
-	fs.DurationVar(&o.orphanGrace, "orphan-grace", time.Hour, "the longer one: unused namespaces, malformed and foreign files, sandboxes that stay NotReady")
+	fs.DurationVar(&o.orphanGrace, "orphan-grace", time.Hour, "least time for what is less certain: unused namespaces, malformed and foreign files, sandboxes that stay NotReady")
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long each witness may take")
-	fs.BoolVar(&o.orphans, "orphans", false, "release addresses in namespaces that no process uses even where no runtime vouches for their names")
-	fs.BoolVar(&o.foreign, "foreign", false, "release reservations whose owner is no container ID, judged by address")
+	fs.BoolVar(&o.orphans, "orphans", false, "count addresses in namespaces that no process uses as releasable even where no runtime vouches for their names")
+	fs.BoolVar(&o.foreign, "foreign", false, "count reservations whose owner is no container ID as releasable, judged by address")
 	fs.StringSliceVar(&o.networks, "network", nil, "only these `networks`")
 	fs.StringSliceVar(&o.exclude, "exclude", nil, "addresses or `prefixes` to leave alone")
 }
 
 func (o *options) addRelease(fs *pflag.FlagSet) {
 	fs.IntVar(&o.maxReleases, "max-releases", 0, "most releases of one network in one sweep (default: 10 % of its reservations, at least 16)")
-	fs.BoolVar(&o.forceOverCap, "force-over-cap", false, "release more than that without asking")
+	fs.BoolVar(&o.forceOverCap, "force-over-cap", false, "release more than --max-releases without asking")
 	fs.BoolVar(&o.noDel, "no-del", false, "do not run CNI DEL for side resources (port mappings, firewall rules)")
 }
 

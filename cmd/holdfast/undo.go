@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -22,13 +23,14 @@ func newUndo(a *app) *cobra.Command {
 	var last bool
 	var since string
 	cmd := &cobra.Command{
-		Use:   "undo RELEASE-ID ... | --last | --all-since TIME",
+		Use:   "undo RELEASE-ID | SWEEP-ID ... | --last | --all-since TIME",
 		Short: "Put released reservations back, and hold them",
 		Long: `undo moves a released reservation from the quarantine back to where it was, while its
 address is free and the node has not been rebooted, and marks it held so that the next
 sweep leaves it ("holdfast unhold" ends that). It says what it cannot bring back.`,
 		Example: `  holdfast undo --last
   holdfast undo 20261130-062137-1a2b3c-00001
+  holdfast undo 20261130-062137-1a2b3c          all of one gc
   holdfast undo --all-since 15m
   holdfast undo --all-since 2026-11-30T06:00:00Z`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,6 +74,10 @@ type undoQuery struct {
 }
 
 func (a *app) undo(ctx context.Context, q undoQuery) error {
+	// A mistyped --state-dir must not be made, and then be found empty.
+	if _, err := os.Stat(a.opts.stateDir); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
 	n, err := openNode(a.opts, releases)
 	if err != nil {
 		return err
@@ -81,11 +87,11 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 	if err != nil {
 		return err
 	}
-	ids := q.ids
+	ids := expandSweeps(entries, q.ids, n.clock.Now().Boot)
 	if q.last || q.since {
 		ids = chooseUndo(entries, n.clock.Now().Boot, q.from, q.last)
 		if len(ids) == 0 {
-			return errors.New("nothing to undo: the quarantine holds no release of this boot that fits")
+			return fmt.Errorf("nothing to undo: %s holds no release of this boot that fits", n.quarantine.Dir)
 		}
 	}
 	// The stores must not be swept by another while files go back into them.
@@ -187,6 +193,23 @@ func undoText(w io.Writer, doc *api.Undo) {
 			fmt.Fprintf(w, "  cannot be brought back: %s %s\n", s.Step, report.Clean(s.Object))
 		}
 	}
+}
+
+// expandSweeps puts the undoable releases of a sweep in place of its ID.
+func expandSweeps(entries []journal.Entry, ids []string, boot string) []string {
+	var out []string
+	for _, id := range ids {
+		n := len(out)
+		for _, e := range entries {
+			if e.Sweep == id && e.ID != id && e.Undoable(boot) {
+				out = append(out, e.ID)
+			}
+		}
+		if len(out) == n {
+			out = append(out, id)
+		}
+	}
+	return out
 }
 
 // chooseUndo picks what --last or --all-since mean, newest first. The last release is an

@@ -188,7 +188,9 @@ func inRanges(c *verdict.Case, j *verdict.Judgement) map[string]int {
 	ranges := map[string][]claim.Range{}
 	for i := range c.Snapshots {
 		for _, s := range c.Snapshots[i].Stores {
-			ranges[s.Dir] = s.Ranges
+			if s.Network != "" {
+				ranges[s.Dir] = s.Ranges
+			}
 		}
 	}
 	addrs := map[string][]netip.Addr{}

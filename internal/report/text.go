@@ -261,13 +261,17 @@ func NetworkTable(list []api.Network) Table {
 				other += n.Verdicts[v.String()]
 			}
 		}
+		reserved := strconv.Itoa(n.Reserved)
+		if n.Problem != "" {
+			reserved, free = "?", "?"
+		}
 		dir := Clean(n.Dir)
 		if n.Problem != "" {
 			dir += " (" + Clean(n.Problem) + ")"
 		} else if !n.Writable {
 			dir += " (read-only)"
 		}
-		t.Rows = append(t.Rows, []string{Clean(n.Name), capacity, strconv.Itoa(n.Reserved), strconv.Itoa(n.InUse), strconv.Itoa(n.Leaked), strconv.Itoa(n.Suspect), strconv.Itoa(other), free, dir})
+		t.Rows = append(t.Rows, []string{Clean(n.Name), capacity, reserved, strconv.Itoa(n.InUse), strconv.Itoa(n.Leaked), strconv.Itoa(n.Suspect), strconv.Itoa(other), free, dir})
 		mark := ""
 		if n.Leaked > 0 {
 			mark = string(verdict.Leaked)

@@ -156,7 +156,9 @@ type Audit struct {
 func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error) {
 	start := e.Clock()
 	a := &Audit{Case: verdict.Case{Policy: policy}}
-	a.Case.Policy.Holds, a.Unheld = e.Holds.List()
+	if a.Case.Policy.Holds, a.Unheld = e.Holds.List(); a.Unheld != nil {
+		a.Case.Policy.Unheld = a.Unheld.Error()
+	}
 	a.Case.Snapshots = e.list(ctx)
 	memory, memErr := e.Memory.Load()
 	a.Case.Memory = memory

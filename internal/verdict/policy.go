@@ -74,6 +74,9 @@ type Policy struct {
 	// Exclude are addresses that a person wants left alone; Holds likewise, by store.
 	Exclude []netip.Prefix `json:"exclude,omitempty"`
 	Holds   []Hold         `json:"holds,omitempty"`
+	// Unheld says why the holds could not be read; then nobody knows what a person wanted
+	// kept, and nothing is releasable.
+	Unheld string `json:"unheld,omitempty"`
 }
 
 // Hold is one address that a person, or an undo, said to hold.
@@ -114,6 +117,9 @@ func (p Policy) heldAnywhere(addr netip.Addr) string {
 
 // convicts says whether this policy can ever convict, or why not.
 func (p Policy) convicts() (bool, string) {
+	if p.Unheld != "" {
+		return false, "the holds cannot be read: " + p.Unheld
+	}
 	for _, w := range []string{claim.WitnessKernel, claim.WitnessProcess} {
 		if !slices.Contains(p.Required, w) {
 			return false, "the policy leaves out the witness " + w + ", without which nothing is released"

@@ -253,7 +253,10 @@ func (s *scene) index() {
 		snap := &s.c.Snapshots[i]
 		for j := range snap.Stores {
 			st := &snap.Stores[j]
-			s.stores[st.Dir] = st
+			// A data directory may be a network's own, too: what says more stays.
+			if old := s.stores[st.Dir]; old == nil || old.Problem == "" && (st.Network != "" || st.Problem != "") {
+				s.stores[st.Dir] = st
+			}
 			// A second name of the directory, for configurations that spell it so.
 			if n := normalise(st.Dir); s.stores[n] == nil {
 				s.stores[n] = st
