@@ -26,7 +26,7 @@ import (
 // and deletes others in it, and shows how long each of our holds of the lock took
 // (I12). It calls the driver as the engine does: the command line does not show holds.
 func locksPart(ctx context.Context, s settings, out io.Writer) (err error) {
-	n, err := newNode("")
+	n, err := newNode()
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -205,11 +204,7 @@ func largePart(ctx context.Context, s settings, out io.Writer, small *summary) (
 
 // newNode makes a node and says what it is.
 func (s settings) newNode(ctx context.Context, count, live int, out io.Writer) (*node, error) {
-	dirs, err := binaries(ctx, "pause")
-	if err != nil {
-		return nil, err
-	}
-	n, err := newNode(filepath.Join(dirs, "pause"))
+	n, err := newNode()
 	if err != nil {
 		return nil, err
 	}

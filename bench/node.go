@@ -30,7 +30,6 @@ const networks = 4
 type node struct {
 	dir    string // everything lies below it
 	self   string // this program
-	pause  string
 	cgroup string // of the Pods, "" where there is no cgroup2
 	rng    *rand.ChaCha8
 	base   [2]byte // of the addresses
@@ -49,12 +48,12 @@ type attachment struct {
 }
 
 // newNode makes the directory and nothing else. The caller closes it.
-func newNode(pause string) (*node, error) {
+func newNode() (*node, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	n := &node{self: self, pause: pause, starter: make(chan func())}
+	n := &node{self: self, starter: make(chan func())}
 	var seed [32]byte
 	for i := range seed {
 		seed[i] = byte(rand.Uint32())
@@ -269,9 +268,9 @@ func (n *node) makeCgroup() error {
 }
 
 // startPod starts a process in namespaces and a cgroup of its own and waits until it
-// has become the pause program.
+// has become the program that sleeps.
 func (n *node) startPod(a *attachment) error {
-	cmd := exec.Command(n.self, rolePod, a.addr.String()+"/16", n.path("root"), n.pause)
+	cmd := exec.Command(n.self, rolePod, a.addr.String()+"/16", n.path("root"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Pdeathsig:  unix.SIGKILL,

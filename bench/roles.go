@@ -36,19 +36,19 @@ const (
 // reportFD is where a role tells its parent something.
 const reportFD = 3
 
-// podMain prepares what a runtime prepares for a sandbox and becomes the pause
-// program: an interface with an address in the network namespace, and a root of its
-// own with some mounts, so that its mountinfo is as short as a sandbox's. It was
-// started in namespaces of its own. On success nothing is reported: the descriptor
-// closes with the exec.
+// podMain prepares what a runtime prepares for a sandbox and becomes a program that
+// sleeps in one thread, as a sandbox's pause does: an interface with an address in the
+// network namespace, and a root of its own with some mounts, so that its mountinfo is
+// no longer than a sandbox's. It was started in namespaces of its own. On success
+// nothing is reported: the descriptor closes with the exec.
 func podMain(args []string) error {
 	unix.CloseOnExec(reportFD)
-	err := pod(args[0], args[1], args[2])
+	err := pod(args[0], args[1])
 	_, _ = os.NewFile(reportFD, "report").WriteString(err.Error())
 	return err
 }
 
-func pod(address, root, pause string) error {
+func pod(address, root string) error {
 	// A bridge without ports is the cheapest interface that every kernel has.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "eth0"
@@ -72,18 +72,14 @@ func pod(address, root, pause string) error {
 			return fmt.Errorf("set %s up: %w", l.Attrs().Name, err)
 		}
 	}
-	program, err := unix.Open(pause, unix.O_RDONLY, 0)
-	if err != nil {
-		return err
-	}
 	if err := ownRoot(root); err != nil {
 		return err
 	}
-	return unix.Exec(fmt.Sprintf("/proc/self/fd/%d", program), []string{"/pause"}, nil)
+	return os.NewSyscallError("exec", unix.Exec("/usr/bin/sleep", []string{"/pause", "infinity"}, nil))
 }
 
 // ownRoot replaces the root of our mount namespace by an empty one with the mounts of
-// a sandbox.
+// a sandbox, and the node's /usr for the program.
 func ownRoot(root string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return os.NewSyscallError("mount private", err)
@@ -105,6 +101,18 @@ func ownRoot(root string) error {
 		err := unix.Mount(m.fs, dir, m.fs, unix.MS_NOSUID|unix.MS_NODEV, "")
 		if err != nil && !errors.Is(err, unix.ENOENT) { // no /proc/acpi here
 			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	usr := filepath.Join(root, "usr")
+	if err := os.Mkdir(usr, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("/usr", usr, "", unix.MS_BIND, ""); err != nil {
+		return os.NewSyscallError("mount /usr", err)
+	}
+	for _, lib := range []string{"lib", "lib64"} { // where the loader is asked for
+		if err := os.Symlink("usr/"+lib, filepath.Join(root, lib)); err != nil {
+			return err
 		}
 	}
 	if err := unix.PivotRoot(root, filepath.Join(root, "old")); err != nil {
