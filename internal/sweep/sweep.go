@@ -159,9 +159,12 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 	if a.Case.Policy.Holds, a.Unheld = e.Holds.List(); a.Unheld != nil {
 		a.Case.Policy.Unheld = a.Unheld.Error()
 	}
+	// What is remembered is read meanwhile: it says nothing of what there is now.
+	var memErr error
+	var wg sync.WaitGroup
+	wg.Go(func() { a.Case.Memory, memErr = e.Memory.Load() })
 	a.Case.Snapshots = e.list(ctx)
-	memory, memErr := e.Memory.Load()
-	a.Case.Memory = memory
+	wg.Wait()
 	a.Case.Testimonies = e.ask(ctx, false)
 	a.Case.Now = e.Clock()
 	a.Judgement = verdict.Judge(&a.Case)

@@ -1,6 +1,7 @@
 package cnicache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"golang.org/x/sys/unix"
@@ -72,7 +74,10 @@ func (v *Inventory) Name() string { return Source }
 // may be seen empty or cut off. It is then a Problem of this listing only.
 func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 	snap := claim.Snapshot{Source: Source}
-	l := lister{seen: map[fileID]bool{}, confs: confMemo{}}
+	l := lister{seen: map[fileID]bool{}}
+	for i := range l.readers {
+		l.readers[i].confs = confMemo{}
+	}
 	for _, d := range v.dirs {
 		results := filepath.Join(d, "results")
 		st := claim.Store{Dir: results, DataDir: d, Writable: true}
@@ -90,11 +95,22 @@ func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 
 type fileID struct{ dev, ino uint64 }
 
+// workers is how many goroutines read entries.
+const workers = 2
+
 // lister carries what one List shares between its directories.
 type lister struct {
-	seen  map[fileID]bool
-	confs confMemo
-	buf   []byte
+	seen    map[fileID]bool
+	readers [workers]reader
+}
+
+// reader reads some of the entries of a directory.
+type reader struct {
+	confs     confMemo
+	buf       []byte
+	resources []claim.Resource
+	notes     []claim.Note
+	err       error
 }
 
 func (l *lister) dir(ctx context.Context, results string, snap *claim.Snapshot) error {
@@ -115,46 +131,67 @@ func (l *lister) dir(ctx context.Context, results string, snap *claim.Snapshot) 
 		return nil
 	}
 	l.seen[id] = true
-	for n := 0; ; {
-		names, err := dir.Readdirnames(1024)
-		for _, name := range names {
-			if n++; n > maxEntries {
-				return errors.New("too many entries")
+	names, err := entryNames(ctx, dir)
+	var wg sync.WaitGroup
+	for i := range l.readers {
+		wg.Go(func() {
+			r := &l.readers[i]
+			for k := i; k < len(names) && r.err == nil; k += workers {
+				if r.err = ctx.Err(); r.err == nil {
+					r.entry(dir, results, names[k])
+				}
 			}
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			l.entry(dir, results, name, snap)
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
+		})
+	}
+	wg.Wait()
+	for i := range l.readers {
+		r := &l.readers[i]
+		snap.Resources, snap.Notes = append(snap.Resources, r.resources...), append(snap.Notes, r.notes...)
+		err = cmp.Or(err, r.err)
+		r.resources, r.notes, r.err = nil, nil, nil
+	}
+	return err
+}
+
+// entryNames reads the names of a directory. Beside an error it returns those that were
+// read before.
+func entryNames(ctx context.Context, dir *os.File) (names []string, err error) {
+	for {
+		more, err := dir.Readdirnames(1024)
+		names = append(names, more...)
+		switch {
+		case len(names) > maxEntries:
+			return names[:maxEntries], errors.New("too many entries")
+		case errors.Is(err, io.EOF):
+			return names, nil
+		case err != nil:
+			return names, err
+		case ctx.Err() != nil:
+			return names, ctx.Err()
 		}
 	}
 }
 
-func (l *lister) entry(dir *os.File, results, name string, snap *claim.Snapshot) {
+func (e *reader) entry(dir *os.File, results, name string) {
 	path := filepath.Join(results, name)
 	if strings.HasPrefix(name, tempPrefix) {
-		snap.Notes = append(snap.Notes, claim.Note{Path: path, Text: "left by an interrupted undo of ours; may be removed"})
+		e.notes = append(e.notes, claim.Note{Path: path, Text: "left by an interrupted undo of ours; may be removed"})
 		return
 	}
-	f, err := readAt(dir, name, &l.buf)
+	f, err := readAt(dir, name, &e.buf)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return // removed since the names were read
 	case errors.Is(err, errNotRegular):
-		snap.Notes = append(snap.Notes, claim.Note{Path: path, Text: errNotRegular.Error()})
+		e.notes = append(e.notes, claim.Note{Path: path, Text: errNotRegular.Error()})
 		return
 	}
 	var r claim.Resource
 	if err != nil {
 		r = broken(name, clean(err))
 	} else {
-		r = parse(name, f.content, l.confs)
+		r = parse(name, f.content, e.confs)
 	}
 	r.Kind, r.Store, r.Path, r.Inc = claim.KindCache, results, path, f.inc
-	snap.Resources = append(snap.Resources, r)
+	e.resources = append(e.resources, r)
 }

@@ -1,7 +1,9 @@
 package proc
 
 import (
+	"cmp"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,59 +47,69 @@ func (s *snapshot) forgetMounts(key mountKey) {
 // readTables brings every table up to date with a moment after the call began.
 func (s *snapshot) readTables(keys map[mountKey][]int) error {
 	var polls []unix.PollFd
-	var old []*mountTable
-	for key := range keys {
+	var old, due []*mountTable
+	pid := map[*mountTable]int{} // of one that sees it, for people
+	for key, pids := range keys {
 		t := s.tables[key]
+		pid[t] = pids[0]
 		if !t.read {
-			if err := s.readTable(t); err != nil {
-				return &Error{Op: "read", Object: "the mounts that process " + itoa(keys[key][0]) + " sees", Err: err}
-			}
+			due = append(due, t)
 			continue
 		}
 		polls = append(polls, unix.PollFd{Fd: int32(t.fd), Events: unix.POLLPRI})
 		old = append(old, t)
 	}
-	if len(polls) == 0 {
-		return nil
-	}
-	if err := poll(polls); err != nil {
-		return err
+	if len(polls) > 0 {
+		if err := poll(polls); err != nil {
+			return err
+		}
 	}
 	for i, p := range polls {
-		if p.Revents == 0 {
-			continue
-		}
-		if err := s.readTable(old[i]); err != nil {
-			return &Error{Op: "read", Object: "mounts", Err: err}
+		if p.Revents != 0 {
+			due = append(due, old[i])
 		}
 	}
-	return nil
+	errs := make([]error, workers)
+	var wg sync.WaitGroup
+	for i := range workers {
+		wg.Go(func() {
+			var buf []byte
+			for k := i; k < len(due) && errs[i] == nil; k += workers {
+				if buf, errs[i] = due[k].readAgain(buf); errs[i] != nil {
+					errs[i] = &Error{Op: "read", Object: "the mounts that process " + itoa(pid[due[k]]) + " sees", Err: errs[i]}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return cmp.Or(errs...)
 }
 
-// readTable reads a table until it did not change meanwhile: it comes a page at a
-// time, and before Linux 5.8 a change in between could hide a line.
-func (s *snapshot) readTable(t *mountTable) error {
+// readAgain reads a table until it did not change meanwhile: it comes a page at a
+// time, and before Linux 5.8 a change in between could hide a line. buf is used and
+// returned, perhaps larger.
+func (t *mountTable) readAgain(buf []byte) ([]byte, error) {
 	for range 100 {
 		if _, err := unix.Seek(t.fd, 0, unix.SEEK_SET); err != nil {
-			return err
+			return buf, err
 		}
 		var err error
-		if s.file, err = readAll(t.fd, s.file, maxMountinfo); err != nil {
-			return err
+		if buf, err = readAll(t.fd, buf, maxMountinfo); err != nil {
+			return buf, err
 		}
-		if t.nets, err = netMounts(s.file); err != nil {
-			return err
+		if t.nets, err = netMounts(buf); err != nil {
+			return buf, err
 		}
 		p := []unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLPRI}}
 		if err := poll(p); err != nil {
-			return err
+			return buf, err
 		}
 		if p[0].Revents == 0 {
 			t.read = true
-			return nil
+			return buf, nil
 		}
 	}
-	return unix.EAGAIN
+	return buf, unix.EAGAIN
 }
 
 func poll(p []unix.PollFd) error {

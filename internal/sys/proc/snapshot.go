@@ -62,7 +62,6 @@ type snapshot struct {
 	guard  uint64 // inode of PID 1's net/dev, when it is guarded
 
 	known  map[process]bool // whose IDs were read; not written during a walk
-	file   []byte
 	dents  []byte
 	rounds int
 	procs  int // in the last enumeration
