@@ -83,7 +83,7 @@ func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
 
 type memory struct{ n *node }
 
-func (m memory) Load() ([]verdict.Sighting, error) {
+func (m memory) Load() (verdict.Memory, error) {
 	if m.n.state == nil {
 		return nil, m.n.unwritable
 	}
@@ -96,7 +96,7 @@ func (m memory) Load() ([]verdict.Sighting, error) {
 	return list, err
 }
 
-func (m memory) Save(list []verdict.Sighting) error {
+func (m memory) Save(list verdict.Memory) error {
 	if m.n.unwritable != nil {
 		return m.n.unwritable
 	}

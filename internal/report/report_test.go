@@ -55,7 +55,7 @@ func reservation(network, addr, content string, ino uint64) claim.Resource {
 }
 
 // someCase is a node with one of everything, seen at now; memory is of an earlier look.
-func someCase(now claim.Instant, memory []verdict.Sighting) *verdict.Case {
+func someCase(now claim.Instant, memory verdict.Memory) *verdict.Case {
 	pods := claim.Store{
 		Dir: dataDir + "/pods", DataDir: dataDir, Network: "pods", Capacity: 6, Writable: true, Configs: []string{"/etc/cni/net.d/10-pods.conflist"},
 		Ranges: []claim.Range{{First: ip("10.1.0.1"), Last: ip("10.1.0.7"), Gateway: ip("10.1.0.1")}},
@@ -120,7 +120,7 @@ func someCase(now claim.Instant, memory []verdict.Sighting) *verdict.Case {
 func audit(t *testing.T) (*verdict.Case, *verdict.Judgement, *api.Audit) {
 	t.Helper()
 	first := verdict.Judge(someCase(start, nil))
-	c := someCase(at(10*time.Minute), first.Memory.Sorted())
+	c := someCase(at(10*time.Minute), first.Memory)
 	j := verdict.Judge(c)
 	return c, j, Audit(c, j, Meta{Node: "node-1", Took: 12 * time.Millisecond})
 }

@@ -207,7 +207,7 @@ func TestEachNetnsByItsOwnStep(t *testing.T) {
 		return journal.StepResult{Step: "netns", Object: s.Object, State: journal.StepFailed, Detail: "EBUSY"}, s.NetnsID == 50
 	}
 	c := a.Case
-	c.Memory = a.Judgement.Memory.Sorted()
+	c.Memory = a.Judgement.Memory
 	c.Testimonies = oracle{n}.Ask(t.Context(), true)
 	a.Case.Testimonies, a.Case.Now = c.Testimonies, n.clock()
 	a.Judgement = verdict.Judge(&a.Case)

@@ -56,7 +56,7 @@ type node struct {
 	onAsk     func(n int) // before the nth asking, from 1
 	onList    func(n int)
 	listed    int
-	memory    []verdict.Sighting
+	memory    verdict.Memory
 	memErr    error
 	saveErr   error
 	holds     map[verdict.Hold]bool
@@ -313,8 +313,8 @@ func sortedKeys[K interface{ ~string | ~uint64 }, V any](m map[K]V) []K {
 
 type memTap struct{ n *node }
 
-func (m memTap) Load() ([]verdict.Sighting, error) { return m.n.memory, m.n.memErr }
-func (m memTap) Save(list []verdict.Sighting) error {
+func (m memTap) Load() (verdict.Memory, error) { return m.n.memory, m.n.memErr }
+func (m memTap) Save(list verdict.Memory) error {
 	if m.n.saveErr != nil {
 		return m.n.saveErr
 	}

@@ -80,7 +80,8 @@ func (e *Engine) Reap(ctx context.Context, a *Audit, p *plan.Plan) (*Result, err
 	n := 0
 	stuck := map[string]error{}
 	for _, groups := range batches(p.Groups) {
-		b := &batch{e: e, a: a, res: res, stuck: stuck}
+		b := newBatch(e, a, groups)
+		b.res, b.stuck = res, stuck
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -102,7 +103,7 @@ func (e *Engine) Reap(ctx context.Context, a *Audit, p *plan.Plan) (*Result, err
 	}
 	if a.revived {
 		a.revived = false
-		err = errors.Join(err, e.Memory.Save(a.Judgement.Memory.Sorted()))
+		err = errors.Join(err, e.Memory.Save(a.Judgement.Memory))
 	}
 	return res, err
 }
@@ -150,7 +151,7 @@ func (b *batch) release(ctx context.Context) error {
 // confirm asks the witnesses again. An answer that took too long is none.
 func (b *batch) confirm(ctx context.Context) error {
 	asked := b.e.Clock()
-	now, err := b.e.again(ctx, b.a)
+	j, err := b.e.again(ctx, b.a)
 	b.answered = b.e.Clock()
 	if err != nil {
 		return err
@@ -158,7 +159,12 @@ func (b *batch) confirm(ctx context.Context) error {
 	if d, ok := b.answered.Since(asked); !ok || d > tooSlow {
 		return fmt.Errorf("the witnesses took %s to answer, more than %s, so their answer is too old", d.Round(time.Millisecond), tooSlow)
 	}
-	b.now = now
+	clear(b.now)
+	for i := range j.Findings {
+		if k := keyOf(j.Findings[i].Resource); b.mine[k] {
+			b.now[k] = j.Findings[i]
+		}
+	}
 	return nil
 }
 
@@ -217,11 +223,23 @@ type batch struct {
 	res    *Result
 	groups []*running
 	items  []*item
-	// now is the last confirmation, answered when its last witness had answered.
+	// mine is what the batch is to release; now is what the last confirmation found of it,
+	// answered when its last witness had answered and it was judged.
+	mine     map[verdict.Key]bool
 	now      map[verdict.Key]verdict.Finding
 	answered claim.Instant
 	// stuck are stores of no use in this sweep, shared by its batches.
 	stuck map[string]error
+}
+
+func newBatch(e *Engine, a *Audit, groups []plan.Group) *batch {
+	b := &batch{e: e, a: a, mine: map[verdict.Key]bool{}, now: map[verdict.Key]verdict.Finding{}}
+	for i := range groups {
+		for _, f := range groups[i].Findings {
+			b.mine[keyOf(f.Resource)] = true
+		}
+	}
+	return b
 }
 
 type running struct {

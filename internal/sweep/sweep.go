@@ -54,8 +54,8 @@ type Witness interface {
 // Memory keeps the sightings. Load of a store that was never written gives none and no
 // error. Save replaces all of them durably.
 type Memory interface {
-	Load() ([]verdict.Sighting, error)
-	Save([]verdict.Sighting) error
+	Load() (verdict.Memory, error)
+	Save(verdict.Memory) error
 }
 
 // Log is the release journal. Append is durable when it returns nil, and a failed
@@ -201,17 +201,19 @@ func (e *Engine) Remember(a *Audit, owns func(store string) bool) {
 		}
 		return !own
 	}
-	for k := range a.Judgement.Memory {
-		if others(k) {
-			delete(a.Judgement.Memory, k)
+	keep := make(verdict.Memory, 0, len(a.Judgement.Memory))
+	for _, s := range a.Judgement.Memory {
+		if !others(s.Key) {
+			keep = append(keep, s)
 		}
 	}
-	for i := range a.Case.Memory {
-		if s := &a.Case.Memory[i]; others(s.Key) {
-			a.Judgement.Memory[s.Key] = s
+	for _, s := range a.Case.Memory {
+		if others(s.Key) {
+			keep = append(keep, s)
 		}
 	}
-	a.Unremembered = e.Memory.Save(a.Judgement.Memory.Sorted())
+	a.Judgement.Memory = keep.With()
+	a.Unremembered = e.Memory.Save(a.Judgement.Memory)
 }
 
 // fetch gets what the judge lacked, and reports whether anything is new.
@@ -279,27 +281,30 @@ func (e *Engine) ask(ctx context.Context, detail bool) []claim.Testimony {
 // again asks the witnesses again, reads the holds again, and judges the same listing by
 // the same code (gate 3). What is alive now is alive for the memory too: its next absence
 // begins a new run.
-func (e *Engine) again(ctx context.Context, a *Audit) (map[verdict.Key]verdict.Finding, error) {
+func (e *Engine) again(ctx context.Context, a *Audit) (*verdict.Judgement, error) {
 	c := a.Case
 	var err error
 	if c.Policy.Holds, err = e.Holds.List(); err != nil {
 		return nil, fmt.Errorf("the holds cannot be read: %w", err)
 	}
-	c.Memory = a.Judgement.Memory.Sorted()
+	c.Memory = a.Judgement.Memory
 	c.Testimonies = e.ask(ctx, detailed(&a.Case))
 	c.Now = e.Clock()
 	j := verdict.Judge(&c)
-	for k, s := range j.Memory {
-		if old := a.Judgement.Memory[k]; old != nil && s.Absent.Boot == "" && old.Absent.Boot != "" {
-			a.Judgement.Memory[k] = s
-			a.revived = true
+	var revived []*verdict.Sighting
+	for _, s := range j.Memory {
+		if s.Absent.Boot != "" {
+			continue
+		}
+		if old := a.Judgement.Memory.Get(s.Key); old != nil && old.Absent.Boot != "" {
+			revived = append(revived, s)
 		}
 	}
-	out := make(map[verdict.Key]verdict.Finding, len(j.Findings))
-	for _, f := range j.Findings {
-		out[keyOf(f.Resource)] = f
+	if len(revived) > 0 {
+		a.Judgement.Memory = slices.Clone(a.Judgement.Memory).With(revived...)
+		a.revived = true
 	}
-	return out, nil
+	return j, nil
 }
 
 func keyOf(r *claim.Resource) verdict.Key { return verdict.Key{Path: r.Path, Inc: r.Inc} }

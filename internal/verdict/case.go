@@ -15,7 +15,8 @@ type Case struct {
 	// Relisted is host-local listed again after the witnesses were asked. Only what
 	// both listings lack is Missing: an ADD may have been between them. nil: not done.
 	Relisted *claim.Snapshot `json:"relisted,omitempty"`
-	Memory   []Sighting      `json:"memory,omitempty"`
+	// Memory is in any order here: a saved document is anybody's.
+	Memory Memory `json:"memory,omitempty"`
 }
 
 // Word is what one witness says of one resource.

@@ -23,23 +23,23 @@ func gather(list []assessment, held func(*claim.Resource) string) {
 	kept := map[string]string{}
 	for i := range list {
 		a := &list[i]
-		for _, id := range a.r.Owner.Aliases() {
+		for _, id := range a.Resource.Owner.Aliases() {
 			switch a.class {
 			case classAlive:
 				alive[id] = true
 			case classConflict, classUnknown:
-				if a.r.Kind == claim.KindReservation {
-					stuck[attachment(a.r)] = a.why
-					kept[id] = a.why
+				if a.Resource.Kind == claim.KindReservation {
+					stuck[attachment(a.Resource)] = a.Why
+					kept[id] = a.Why
 				}
 				if a.class == classConflict {
-					conflict[id] = a.why
+					conflict[id] = a.Why
 				}
 			}
 		}
-		if why := held(a.r); why != "" && a.r.Owner.Shape == claim.ShapeContainer {
-			stuck[attachment(a.r)] = why
-			for _, id := range a.r.Owner.Aliases() {
+		if why := held(a.Resource); why != "" && a.Resource.Owner.Shape == claim.ShapeContainer {
+			stuck[attachment(a.Resource)] = why
+			for _, id := range a.Resource.Owner.Aliases() {
 				kept[id] = why
 			}
 		}
@@ -49,17 +49,17 @@ func gather(list []assessment, held func(*claim.Resource) string) {
 		if a.class != classAbsent && a.class != classOrphan {
 			continue
 		}
-		for _, id := range a.r.Owner.Aliases() {
+		for _, id := range a.Resource.Owner.Aliases() {
 			if alive[id] {
-				a.class, a.rule, a.why = classAlive, "sibling-alive", "another resource of the same container is alive"
+				a.class, a.Rule, a.Why = classAlive, "sibling-alive", "another resource of the same container is alive"
 			}
 		}
-		if a.class == classAlive || a.r.Owner.Shape != claim.ShapeContainer || held(a.r) != "" {
+		if a.class == classAlive || a.Resource.Owner.Shape != claim.ShapeContainer || held(a.Resource) != "" {
 			continue
 		}
-		why := stuck[attachment(a.r)]
-		for _, id := range a.r.Owner.Aliases() {
-			if why == "" && a.r.Kind != claim.KindReservation {
+		why := stuck[attachment(a.Resource)]
+		for _, id := range a.Resource.Owner.Aliases() {
+			if why == "" && a.Resource.Kind != claim.KindReservation {
 				why = kept[id]
 			}
 			if why == "" {
@@ -67,7 +67,7 @@ func gather(list []assessment, held func(*claim.Resource) string) {
 			}
 		}
 		if why != "" {
-			a.class, a.rule, a.why = classUnknown, "sibling-kept", "another reservation of the same attachment is kept: "+why
+			a.class, a.Rule, a.Why = classUnknown, "sibling-kept", "another reservation of the same attachment is kept: "+why
 		}
 	}
 }

@@ -12,12 +12,12 @@ import (
 // not change c.
 func Judge(c *Case) *Judgement {
 	s := newScene(c)
-	old := NewMemory(c.Memory)
+	old := c.Memory.ordered()
 	total := 0
 	for i := range c.Snapshots {
 		total += len(c.Snapshots[i].Resources)
 	}
-	out := &Judgement{Memory: make(Memory, total), Reasons: s.silent, Findings: make([]Finding, 0, total)}
+	out := &Judgement{Reasons: s.silent, Findings: make([]Finding, 0, total)}
 	_, out.Vantage = s.vantage()
 	for _, w := range c.Policy.Required {
 		if why, silent := s.silent[w]; silent && (w != claim.WitnessCRI || !c.Policy.CRINone) {
@@ -35,25 +35,25 @@ func Judge(c *Case) *Judgement {
 			if !ours(r) {
 				continue
 			}
-			prior := old[Key{r.Path, r.Inc}]
-			list = append(list, s.assess(r, prior))
+			// There is room for all, so that the finding stays where it is.
+			out.Findings = append(out.Findings, Finding{Resource: r})
+			list = append(list, s.assess(&out.Findings[len(out.Findings)-1], old.Get(Key{r.Path, r.Inc})))
 		}
 	}
 	gather(list, c.Policy.held)
-	sightings := make([]Sighting, len(list)) // one piece for all
+	memory := make(Memory, 0, len(list))
 	for i := range list {
 		a := &list[i]
 		if s.needsDetail(a) {
 			out.Needs.Detail = true
 		}
-		next := &sightings[i]
-		*next = s.remember(a)
-		if a.r.Problem == "" || a.r.Kind == claim.KindCache {
-			out.Memory[next.Key] = next
+		next := s.remember(a)
+		if a.Resource.Problem == "" || a.Resource.Kind == claim.KindCache {
+			memory = append(memory, next)
 		}
-		out.Findings = append(out.Findings, s.conclude(a, next))
+		s.conclude(a, next)
 	}
-	s.keepUnlisted(old, out.Memory)
+	out.Memory = s.keepUnlisted(old, memory.ordered())
 	s.idleNetns(out, old)
 	together(out.Findings)
 	s.keepPinned(out.Findings)
@@ -92,20 +92,18 @@ func (s *scene) needsDetail(a *assessment) bool {
 	if s.cri == nil || s.cri.Detailed {
 		return false
 	}
-	return a.rule == "cannot-say" || a.class == classConflict || byAddress(a.r) && a.class == classUnknown ||
+	return a.Rule == "cannot-say" || a.class == classConflict || byAddress(a.Resource) && a.class == classUnknown ||
 		// Only the kernel keeps it: the namespace may be another sandbox's.
-		a.rule == "address-held"
+		a.Rule == "address-held"
 }
 
 // remember gives the next sighting of a resource. Alive ends the run of absent
 // sightings, silent neither counts nor ends it, a run that was made by fewer
 // witnesses, in another boot or in the future starts anew.
-func (s *scene) remember(a *assessment) Sighting {
-	var next Sighting
+func (s *scene) remember(a *assessment) *Sighting {
+	next := Sighting{Key: Key{a.Resource.Path, a.Resource.Inc}, First: s.now}
 	if a.prior != nil {
 		next = *a.prior
-	} else {
-		next = Sighting{Key: Key{a.r.Path, a.r.Inc}, First: s.now}
 	}
 	if _, ok := s.now.Since(next.First); !ok && (next.First.Boot == s.now.Boot || next.First.Boot == "") {
 		next.First = s.now // from the future, or never read: dropped
@@ -115,7 +113,7 @@ func (s *scene) remember(a *assessment) Sighting {
 		next.Absent, next.Witnesses = claim.Instant{}, nil
 	case classAbsent, classOrphan:
 		if ok, _ := s.mayConvict(); !ok {
-			return next
+			break
 		}
 		_, sameRun := s.now.Since(next.Absent)
 		if !sameRun || !covers(next.Witnesses, a.witnesses) {
@@ -123,7 +121,11 @@ func (s *scene) remember(a *assessment) Sighting {
 			next.Witnesses = s.sorted(a.witnesses)
 		}
 	}
-	return next
+	if p := a.prior; p != nil && p.First == next.First && p.Absent == next.Absent && slices.Equal(p.Witnesses, next.Witnesses) {
+		return p // nearly always: no memory for a second one
+	}
+	sight := next
+	return &sight
 }
 
 // sorted returns a sighting's witnesses in order. Nearly all sightings have the same,
@@ -160,44 +162,42 @@ func (s *scene) mayNotConvict() string {
 
 // conclude is the only place that sets Releasable. Everything that can be released
 // comes through here.
-func (s *scene) conclude(a *assessment, sight *Sighting) Finding {
-	f := Finding{
-		Resource: a.r, Rule: a.rule, Why: a.why, Says: a.says, Pod: s.podOf(a.r),
-		First: sight.First, Absent: sight.Absent, Wait: -1, Netns: a.netns, Holder: a.holder, Shared: a.shared,
-	}
-	held := s.c.Policy.held(a.r)
+func (s *scene) conclude(a *assessment, sight *Sighting) {
+	f := a.Finding
+	f.Pod, f.First, f.Absent, f.Wait = s.podOf(f.Resource), sight.First, sight.Absent, -1
+	held := s.c.Policy.held(f.Resource)
 	if held == "" {
 		held = a.held
 	}
 	switch a.class {
 	case classAlive:
 		f.Verdict = InUse
-		return f
+		return
 	case classConflict:
 		f.Verdict = Conflict
-		return f
+		return
 	case classUnknown:
 		f.Verdict = Unknown
 		if held != "" {
 			f.Verdict, f.Rule, f.Why = Held, "held", held
-		} else if a.rule != "unreadable" && byAddress(a.r) {
-			f.Verdict = addressVerdict(a.r)
+		} else if a.Rule != "unreadable" && byAddress(a.Resource) {
+			f.Verdict = addressVerdict(a.Resource)
 		}
-		return f
+		return
 	}
 	// From here on every required witness has said absent, or only unused namespaces
 	// hold it.
 	if held != "" {
 		f.Verdict, f.Rule, f.Why = Held, "held", held
-		return f
+		return
 	}
 	if ok, why := s.mayConvict(); !ok {
 		f.Verdict, f.Rule, f.Why = Unknown, "may-not-convict", why
-		return f
+		return
 	}
 	f.Gone = a.class == classAbsent
 	grace := s.c.Policy.Grace
-	if a.slow || byAddress(a.r) {
+	if a.slow || byAddress(a.Resource) {
 		grace = max(grace, s.c.Policy.OrphanGrace)
 	}
 	elapsed, ok := s.now.Since(sight.Absent)
@@ -209,16 +209,16 @@ func (s *scene) conclude(a *assessment, sight *Sighting) Finding {
 		f.Wait = 0
 	}
 	switch {
-	case a.class == classOrphan && (s.c.Policy.Foreign || !isForeign(a.r)):
-		s.concludeOrphan(&f, a, over)
-	case isForeign(a.r):
+	case a.class == classOrphan && (s.c.Policy.Foreign || !isForeign(a.Resource)):
+		s.concludeOrphan(a, over)
+	case isForeign(a.Resource):
 		f.Verdict, f.Rule = Foreign, "foreign-owner"
 		f.Why = "its owner is no container ID; --foreign releases it by its address"
 		f.Releasable = over && s.c.Policy.Foreign
 		if !s.c.Policy.Foreign {
 			f.Wait = -1
 		}
-	case a.r.Owner.Shape == claim.ShapeNone:
+	case a.Resource.Owner.Shape == claim.ShapeNone:
 		f.Verdict, f.Rule, f.Why = Malformed, "empty-file", "names no owner; nobody holds the address"
 		f.Releasable, f.BootProven = over || a.dead, a.dead
 	case a.dead:
@@ -231,7 +231,6 @@ func (s *scene) conclude(a *assessment, sight *Sighting) Finding {
 		f.Verdict, f.Rule = Suspect, "grace"
 		f.Why = s.graceWhy(f.Wait.Round(time.Second))
 	}
-	return f
 }
 
 // graceWhy keeps its last text, since most have begun their grace together.
@@ -249,11 +248,12 @@ func isForeign(r *claim.Resource) bool {
 // concludeOrphan: the address sits in a namespace that no process uses and no
 // complete runtime knows. It goes after the orphan grace, with its namespace, where
 // a runtime that would name it that way answered; otherwise only when asked.
-func (s *scene) concludeOrphan(f *Finding, a *assessment, over bool) {
+func (s *scene) concludeOrphan(a *assessment, over bool) {
+	f := a.Finding
 	f.Verdict, f.Rule = Orphaned, "netns-unused"
 	f.Why = "held only by a network namespace that no process uses and no runtime knows"
 	vouched := true
-	for _, pin := range a.netns {
+	for _, pin := range a.Netns {
 		n := s.byID[pin.ID]
 		if n == nil || n.Host || !s.vouched(n) {
 			vouched = false
@@ -288,7 +288,7 @@ func (s *scene) podOf(r *claim.Resource) claim.Pod {
 // not seeing a file there is no proof that it is gone. A file that could not be read
 // keeps its sightings too, and so do stores that this pass did not look at, within
 // this boot.
-func (s *scene) keepUnlisted(old, next Memory) {
+func (s *scene) keepUnlisted(old, next Memory) Memory {
 	unread := map[string]bool{}
 	for i := range s.c.Snapshots {
 		for j := range s.c.Snapshots[i].Resources {
@@ -297,15 +297,15 @@ func (s *scene) keepUnlisted(old, next Memory) {
 			}
 		}
 	}
-	for k, v := range old {
-		if _, ok := next[k]; ok {
-			continue
-		}
-		st := s.storeOf(k.Path)
-		if unread[k.Path] || st != nil && st.Problem != "" || st == nil && v.First.Boot == s.now.Boot {
-			next[k] = v
+	var kept []*Sighting
+	for _, v := range old {
+		st := s.storeOf(v.Path)
+		unseen := unread[v.Path] || st != nil && st.Problem != "" || st == nil && v.First.Boot == s.now.Boot
+		if unseen && next.Get(v.Key) == nil {
+			kept = append(kept, v)
 		}
 	}
+	return next.With(kept...)
 }
 
 func (s *scene) storeOf(p string) *claim.Store {

@@ -29,38 +29,63 @@ type Sighting struct {
 	Witnesses []string `json:"witnesses,omitempty"`
 }
 
-// Memory is the set of sightings. It is written by one reaper at a time (I9).
+// Memory is a set of sightings in the order of path and incarnation. It is written by one
+// reaper at a time (I9).
 //
-// The sightings are shared with the list that it was made from and are not written to.
-type Memory map[Key]*Sighting
+// Memories share their sightings, which are never written to.
+type Memory []*Sighting
 
-// Sorted returns the sightings in the order of path and incarnation.
-func (m Memory) Sorted() []Sighting {
-	keys := make([]*Sighting, 0, len(m))
-	for _, s := range m {
-		keys = append(keys, s)
+// NewMemory orders sightings, which stay in list; of two with one key the later one counts.
+func NewMemory(list []Sighting) Memory {
+	m := slices.Grow(Memory(nil), len(list))
+	for i := range list {
+		m = append(m, &list[i])
 	}
-	slices.SortFunc(keys, func(a, b *Sighting) int {
-		// The path decides nearly always; the rest is not looked at before.
-		if c := strings.Compare(a.Path, b.Path); c != 0 {
-			return c
-		}
-		return cmp.Or(cmp.Compare(a.Inc.Ino, b.Inc.Ino),
-			cmp.Compare(a.Inc.Ctime, b.Inc.Ctime), cmp.Compare(a.Inc.Dev, b.Inc.Dev),
-			cmp.Compare(a.Inc.Size, b.Inc.Size), cmp.Compare(a.Inc.Sum, b.Inc.Sum))
-	})
-	out := make([]Sighting, len(keys))
-	for i, s := range keys {
-		out[i] = *s
-	}
-	return out
+	return m.ordered()
 }
 
-// NewMemory indexes sightings; of two with one key the later in the slice stays.
-func NewMemory(list []Sighting) Memory {
-	m := make(Memory, len(list))
-	for i := range list {
-		m[list[i].Key] = &list[i]
+func compareKeys(a, b *Key) int {
+	// The path decides nearly always; the rest is not looked at before.
+	if c := strings.Compare(a.Path, b.Path); c != 0 {
+		return c
 	}
-	return m
+	return cmp.Or(cmp.Compare(a.Inc.Ino, b.Inc.Ino),
+		cmp.Compare(a.Inc.Ctime, b.Inc.Ctime), cmp.Compare(a.Inc.Dev, b.Inc.Dev),
+		cmp.Compare(a.Inc.Size, b.Inc.Size), cmp.Compare(a.Inc.Sum, b.Inc.Sum))
+}
+
+// Get returns the sighting of k, nil if there is none.
+func (m Memory) Get(k Key) *Sighting {
+	i, ok := slices.BinarySearchFunc(m, &k, func(s *Sighting, k *Key) int { return compareKeys(&s.Key, k) })
+	if !ok {
+		return nil
+	}
+	return m[i]
+}
+
+// With returns m and more; of two with one key the later stays. m must not be used any
+// more.
+func (m Memory) With(more ...*Sighting) Memory {
+	if len(more) == 0 {
+		return m
+	}
+	return append(m, more...).ordered()
+}
+
+// ordered puts sightings in any order, as a saved document may hold them, into that of a
+// Memory. They are returned as they are where nothing is to be done.
+func (m Memory) ordered() Memory {
+	inOrder := !slices.Contains(m, nil)
+	for i := 1; i < len(m) && inOrder; i++ {
+		inOrder = compareKeys(&m[i-1].Key, &m[i].Key) < 0
+	}
+	if inOrder {
+		return m
+	}
+	out := slices.DeleteFunc(slices.Clone(m), func(s *Sighting) bool { return s == nil })
+	slices.SortStableFunc(out, func(a, b *Sighting) int { return compareKeys(&a.Key, &b.Key) })
+	slices.Reverse(out) // of equals the first stays
+	out = slices.CompactFunc(out, func(a, b *Sighting) bool { return a.Key == b.Key })
+	slices.Reverse(out)
+	return out
 }

@@ -219,6 +219,7 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 			explained[pin.ID] = true
 		}
 	}
+	var seen []*Sighting
 	for i := range s.c.Snapshots {
 		for j := range s.c.Snapshots[i].Resources {
 			r := &s.c.Snapshots[i].Resources[j]
@@ -226,44 +227,45 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 			if r.Kind != claim.KindNetns || n == nil || n.Host || !runtimeNamed(n) {
 				continue
 			}
-			a := s.assessNetns(r, n)
-			a.prior = old[Key{a.r.Path, a.r.Inc}]
-			sight := s.remember(&a)
-			next := &sight
-			out.Memory[next.Key] = next
+			f := Finding{Resource: r}
+			a := s.assessNetns(&f, n)
+			a.prior = old.Get(Key{r.Path, r.Inc})
+			next := s.remember(&a)
+			seen = append(seen, next)
 			if a.class == classAlive || explained[n.ID] {
 				continue
 			}
 			if s.needsDetail(&a) {
 				out.Needs.Detail = true
 			}
-			f := s.conclude(&a, next)
+			s.conclude(&a, next)
 			if f.Verdict == Orphaned {
 				f.Why = "a network namespace that no process uses and no runtime knows"
 			}
 			out.Findings = append(out.Findings, f)
 		}
 	}
+	out.Memory = out.Memory.With(seen...)
 }
 
-// assessNetns lets the witnesses speak of a pinned namespace.
-func (s *scene) assessNetns(r *claim.Resource, n *claim.Netns) assessment {
-	a := assessment{r: r, witnesses: s.witnesses}
+// assessNetns lets the witnesses speak of a pinned namespace, f's resource.
+func (s *scene) assessNetns(f *Finding, n *claim.Netns) assessment {
+	a := assessment{Finding: f, witnesses: s.witnesses}
 	if s.used(n) {
 		a.class = classAlive
 		return a
 	}
 	if t := s.tenants[n.ID]; len(t) > 0 {
-		as := *r
+		as := *f.Resource
 		as.Owner = claim.Owner{Shape: claim.ShapeContainer, ID: t[0]}
-		a.r = &as
+		f.Resource = &as
 	}
 	a.say(claim.WitnessKernel, Absent, "no process is in it or holds it open")
 	if why := s.silentRequired(); why != "" {
-		a.rule, a.why = "witness-silent", why
+		a.Rule, a.Why = "witness-silent", why
 		return a
 	}
-	ids := a.r.Owner.Aliases()
+	ids := a.Resource.Owner.Aliases()
 	if s.sayProcess(&a, ids) == Alive || s.sayCRI(&a, ids) == Alive {
 		a.class = classAlive
 		return a

@@ -54,7 +54,7 @@ type node struct {
 	runtimes []claim.Runtime
 	vantage  claim.Vantage
 	silent   map[string]string
-	memory   []Sighting
+	memory   Memory
 	// deaf: the engine does not answer what the judge needs.
 	deaf bool
 	// relisted is what the second listing finds besides files.
@@ -260,7 +260,7 @@ func (n *node) sweep() *outcome {
 			j = Judge(c)
 		}
 	}
-	n.memory = j.Memory.Sorted()
+	n.memory = j.Memory
 	return &outcome{n.t, c, j, first}
 }
 

@@ -362,9 +362,16 @@ func TestP4SavedCase(t *testing.T) {
 // and that never without a sighting.
 func TestP5FirstSighting(t *testing.T) {
 	each(t, func(t *testing.T, seed int64, c *Case, j *Judgement) {
-		known := NewMemory(c.Memory)
+		known := map[Key]*Sighting{}
+		for _, s := range c.Memory {
+			known[s.Key] = s
+		}
 		for _, f := range j.Findings {
-			s, seen := known[Key{Path: f.Resource.Path, Inc: f.Resource.Inc}]
+			s := known[Key{Path: f.Resource.Path, Inc: f.Resource.Inc}]
+			seen := s != nil
+			if !seen {
+				s = &Sighting{}
+			}
 			if f.Releasable && !f.BootProven && (s.Absent.Boot != c.Now.Boot || s.Absent.Mono >= c.Now.Mono) {
 				t.Errorf("%s is releasable by %s at its first sighting", f.Resource.Path, f.Rule)
 			}
@@ -416,7 +423,7 @@ func TestP6OrderDoesNotMatter(t *testing.T) {
 		if x := gocmp.Diff(decided(j), decided(k)); x != "" {
 			t.Errorf("in another order: %s", x)
 		}
-		if x := gocmp.Diff(j.Memory.Sorted(), k.Memory.Sorted()); x != "" {
+		if x := gocmp.Diff(j.Memory, k.Memory); x != "" {
 			t.Errorf("in another order the memory is: %s", x)
 		}
 		if j.Needs != k.Needs {
@@ -440,11 +447,11 @@ func diff(a, b *Judgement) string {
 func text(j *Judgement) string {
 	b, err := json.Marshal(struct {
 		Findings []Finding
-		Memory   []Sighting
+		Memory   Memory
 		Needs    Needs
 		Silent   []string
 		Vantage  string
-	}{j.Findings, j.Memory.Sorted(), j.Needs, j.Silent, j.Vantage})
+	}{j.Findings, j.Memory, j.Needs, j.Silent, j.Vantage})
 	if err != nil {
 		return err.Error()
 	}
@@ -526,7 +533,7 @@ func mayRelease(t *testing.T, c *Case, x Finding) {
 	if x.Resource.Problem != "" && x.Resource.Kind != claim.KindCache {
 		t.Error("released though it could not be read")
 	}
-	if !slices.ContainsFunc(c.Memory, func(s Sighting) bool {
+	if !slices.ContainsFunc(c.Memory, func(s *Sighting) bool {
 		return s.Path == x.Resource.Path && s.Inc == x.Resource.Inc
 	}) {
 		t.Error("released at the first sighting")

@@ -23,23 +23,17 @@ const (
 	classAbsent                // every required witness says absent
 )
 
-// assessment is the class of one resource with its reasons.
+// assessment is the class of one resource, and its finding as far as the witnesses give
+// it: resource, rule, reason, words, namespaces, holder and whether it is shared.
 type assessment struct {
-	r     *claim.Resource
+	*Finding
 	class class
-	rule  string
-	why   string
-	says  []Say
-	netns []Pin
-	// holder of a conflict.
-	holder string
 	// slow: absence must last for the orphan grace.
 	slow bool
+	dead bool // an earlier boot proves it dead
 	// witnesses replaces the sighting's witness set where the evidence is of another
 	// kind (orphaned, NotReady), so that the kinds never vouch for each other.
 	witnesses []string
-	dead      bool   // an earlier boot proves it dead
-	shared    bool   // another attachment has the address, and its own reservation
 	held      string // a namespace that would go holds an address that a person held
 	prior     *Sighting
 }
@@ -50,10 +44,10 @@ func (a *assessment) say(w string, word Word, format string, args ...any) Word {
 
 // word is say for a detail that needs no formatting.
 func (a *assessment) word(w string, word Word, detail string) Word {
-	if a.says == nil {
-		a.says = make([]Say, 0, 3) // kernel, process, cri; boot seldom has anything to say
+	if a.Says == nil {
+		a.Says = make([]Say, 0, 3) // kernel, process, cri; boot seldom has anything to say
 	}
-	a.says = append(a.says, Say{Witness: w, Word: word, Detail: detail})
+	a.Says = append(a.Says, Say{Witness: w, Word: word, Detail: detail})
 	return word
 }
 
@@ -62,27 +56,27 @@ func byAddress(r *claim.Resource) bool {
 	return r.Kind == claim.KindReservation && r.Owner.Shape != claim.ShapeContainer
 }
 
-// assess lets every witness speak of r and combines the words. It never looks at
-// memory, and it releases nothing.
-func (s *scene) assess(r *claim.Resource, prior *Sighting) assessment {
-	a := assessment{r: r, witnesses: s.witnesses, prior: prior}
+// assess lets every witness speak of f's resource and combines the words. It never looks
+// at memory, and it releases nothing.
+func (s *scene) assess(f *Finding, prior *Sighting) assessment {
+	a, r := assessment{Finding: f, witnesses: s.witnesses, prior: prior}, f.Resource
 	if r.Kind != claim.KindCache && r.Problem != "" {
-		a.rule, a.why = "unreadable", "could not be read: "+r.Problem
+		a.Rule, a.Why = "unreadable", "could not be read: "+r.Problem
 		return a
 	}
 	if why := s.incomplete(r); why != "" {
-		a.rule, a.why = "store-incomplete", why
+		a.Rule, a.Why = "store-incomplete", why
 		return a
 	}
 	if r.Kind == claim.KindCache && r.Owner.Shape != claim.ShapeContainer {
-		a.rule, a.why = "no-owner", "a cache entry that names no container"
+		a.Rule, a.Why = "no-owner", "a cache entry that names no container"
 		if r.Problem != "" {
-			a.why += ": " + r.Problem
+			a.Why += ": " + r.Problem
 		}
 		return a
 	}
 	if why := s.unlisted(r); why != "" {
-		a.rule, a.why = "store-unlisted", why
+		a.Rule, a.Why = "store-unlisted", why
 		return a
 	}
 	ids := s.ids(r)
@@ -95,19 +89,19 @@ func (s *scene) assess(r *claim.Resource, prior *Sighting) assessment {
 	case kernel == Other:
 		a.class = classConflict // rule and why are set by sayKernel
 	case process == Alive:
-		a.class, a.rule, a.why = classAlive, "process-alive", "a live process belongs to its container"
+		a.class, a.Rule, a.Why = classAlive, "process-alive", "a live process belongs to its container"
 	case cri == Alive:
-		a.class, a.rule, a.why = classAlive, "sandbox-listed", "its runtime lists the sandbox"
+		a.class, a.Rule, a.Why = classAlive, "sandbox-listed", "its runtime lists the sandbox"
 	case kernel == Alive && slices.ContainsFunc(homes, s.used):
-		a.class, a.rule, a.why = classAlive, "address-held", "a network namespace in use holds the address"
+		a.class, a.Rule, a.Why = classAlive, "address-held", "a network namespace in use holds the address"
 		if !s.holds(homes, r.Addr) {
-			a.why = "its network namespace is in use"
+			a.Why = "its network namespace is in use"
 		}
 	case s.silentRequired() != "":
-		a.class, a.rule, a.why = classUnknown, "witness-silent", s.silentRequired()
+		a.class, a.Rule, a.Why = classUnknown, "witness-silent", s.silentRequired()
 	case kernel == Silent || process == Silent || cri == Silent:
 		// A witness that counts but cannot speak of this one resource.
-		a.class, a.rule, a.why = classUnknown, "cannot-say", s.cannotSay(&a)
+		a.class, a.Rule, a.Why = classUnknown, "cannot-say", s.cannotSay(&a)
 	case kernel == Alive:
 		a.orphan(s, homes)
 	default:
@@ -123,19 +117,19 @@ func (s *scene) assess(r *claim.Resource, prior *Sighting) assessment {
 // by its cached result, though the kernel does not show it (gVisor, vfio: case F20).
 // Without a reservation of its own (case F12) this one's would be its only guard.
 func (s *scene) claimed(a *assessment, ids []string) {
-	if a.r.Kind != claim.KindReservation {
+	if a.Resource.Kind != claim.KindReservation {
 		return
 	}
-	other, own := s.claimedBy(a.r.Addr, ids)
+	other, own := s.claimedBy(a.Resource.Addr, ids)
 	switch {
 	case other == "":
 	case own:
-		a.shared = true
+		a.Shared = true
 	default:
-		a.class, a.rule, a.holder = classConflict, "claimed-by-other", other
-		a.why = "the address belongs to the living " + short(other) + ", which has no reservation for it"
-		if byAddress(a.r) {
-			a.class, a.why = classAlive, "the address belongs to the living "+short(other)
+		a.class, a.Rule, a.Holder = classConflict, "claimed-by-other", other
+		a.Why = "the address belongs to the living " + short(other) + ", which has no reservation for it"
+		if byAddress(a.Resource) {
+			a.class, a.Why = classAlive, "the address belongs to the living "+short(other)
 		}
 	}
 }
@@ -184,7 +178,7 @@ func (s *scene) notWhole(dir string) string {
 
 // cannotSay gives the detail of the first silent word.
 func (s *scene) cannotSay(a *assessment) string {
-	for _, y := range a.says {
+	for _, y := range a.Says {
 		if y.Word == Silent {
 			return y.Witness + " cannot say: " + y.Detail
 		}
@@ -210,7 +204,7 @@ func (s *scene) holds(list []*claim.Netns, addr netip.Addr) bool {
 // sayKernel: who holds the address, and does the owner's own namespace still exist.
 // The namespaces that keep r alive are returned.
 func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
-	r := a.r
+	r := a.Resource
 	if s.kernel == nil {
 		return a.say(claim.WitnessKernel, Silent, "%s", s.silent[claim.WitnessKernel]), nil
 	}
@@ -236,13 +230,13 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 	}
 	holders := s.byAddr[r.Addr]
 	if len(holders) > 1 {
-		a.rule, a.why = "held-twice", fmt.Sprintf("%d network namespaces hold the address", len(holders))
+		a.Rule, a.Why = "held-twice", fmt.Sprintf("%d network namespaces hold the address", len(holders))
 		return a.say(claim.WitnessKernel, Other, "held by %s and %s", s.describe(holders[0]), s.describe(holders[1])), holders
 	}
 	if len(holders) == 1 {
 		n := holders[0]
 		other, excused := s.otherTenant(r, n, ids, homes)
-		a.shared = excused
+		a.Shared = excused
 		switch {
 		case other == "":
 			for _, h := range homes {
@@ -252,8 +246,8 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 			}
 			return a.say(claim.WitnessKernel, Alive, "%s holds the address", s.describe(n)), []*claim.Netns{n}
 		case !excused:
-			a.rule, a.holder = "held-by-other", other
-			a.why = "the address is alive for " + short(other) + ", which has no reservation for it"
+			a.Rule, a.Holder = "held-by-other", other
+			a.Why = "the address is alive for " + short(other) + ", which has no reservation for it"
 			return a.say(claim.WitnessKernel, Other, "%s holds the address for %s", s.describe(n), short(other)), holders
 		case len(homes) > 0:
 			return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists", s.describe(homes[0])), homes
@@ -374,12 +368,12 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 		a.witnesses = slices.DeleteFunc(a.witnesses, func(w string) bool { return w == "cri:"+stale.Endpoint })
 		return a.say(claim.WitnessCRI, Absent, "%s lists it, NotReady: %s", stale.Endpoint, staleWhy)
 	}
-	if byAddress(a.r) {
+	if byAddress(a.Resource) {
 		if !s.cri.Detailed {
 			return a.say(claim.WitnessCRI, Silent, "the addresses of the sandboxes were not asked")
 		}
 		for i := range s.cri.Sandboxes {
-			if b := &s.cri.Sandboxes[i]; slices.Contains(b.Addrs, a.r.Addr) {
+			if b := &s.cri.Sandboxes[i]; slices.Contains(b.Addrs, a.Resource.Addr) {
 				return a.say(claim.WitnessCRI, Alive, "sandbox %s has this address", short(b.ID))
 			}
 		}
@@ -442,16 +436,16 @@ func (s *scene) sayBoot(a *assessment) {
 // orphan: nothing but namespaces without any process keeps r.
 func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 	if s.cri != nil && !s.cri.Detailed {
-		a.class, a.rule, a.why = classUnknown, "cannot-say", "cri was not asked yet which network namespaces its sandboxes have"
+		a.class, a.Rule, a.Why = classUnknown, "cannot-say", "cri was not asked yet which network namespaces its sandboxes have"
 		return
 	}
 	for _, n := range homes {
 		if b := s.sandboxIn(n); b != nil {
-			a.class, a.rule, a.why = classAlive, "sandbox-netns", "sandbox "+short(b.ID)+" has this network namespace"
+			a.class, a.Rule, a.Why = classAlive, "sandbox-netns", "sandbox "+short(b.ID)+" has this network namespace"
 			return
 		}
 		if id := s.livesIn(n); id != "" {
-			a.class, a.rule, a.why = classAlive, "netns-of-living", "its network namespace may be that of the living "+short(id)
+			a.class, a.Rule, a.Why = classAlive, "netns-of-living", "its network namespace may be that of the living "+short(id)
 			return
 		}
 		for _, x := range n.Addrs {
@@ -459,13 +453,13 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 				a.held = "its network namespace has " + plain(x.Addr).String() + ": " + why
 			}
 		}
-		a.netns = append(a.netns, s.pin(n))
+		a.Netns = append(a.Netns, s.pin(n))
 	}
 	a.class = classOrphan
 	a.slow = true
 	// A run that was begun for one namespace does not count for another.
 	a.witnesses = slices.DeleteFunc(slices.Clone(a.witnesses), func(w string) bool { return w == claim.WitnessKernel })
-	for _, n := range a.netns {
+	for _, n := range a.Netns {
 		a.witnesses = append(a.witnesses, fmt.Sprintf("kernel~orphan:%d", n.ID))
 	}
 }

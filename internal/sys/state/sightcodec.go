@@ -27,7 +27,7 @@ import (
 // ABSENT is "-" or "BOOT MONO WALL SET". MONO is ns, WALL ns since the epoch or "-",
 // DIR "-" when the path has no slash. An entry of a table stands before its first use.
 
-func compareSightings(a, b verdict.Sighting) int {
+func compareSightings(a, b *verdict.Sighting) int {
 	if c := strings.Compare(a.Path, b.Path); c != 0 {
 		return c
 	}
@@ -42,6 +42,8 @@ type sightingEncoder struct {
 	boots table
 	dirs  table
 	sets  table
+	last  []string // the last set, and its number
+	lastN int
 }
 
 // table numbers strings in the order of their first use.
@@ -69,7 +71,7 @@ func (t *table) add(s string) (n int, isNew bool) {
 }
 
 // encodeSightings writes sightings that are sorted by compareSightings.
-func encodeSightings(lw *lineWriter, list []verdict.Sighting) error {
+func encodeSightings(lw *lineWriter, list verdict.Memory) error {
 	if len(list) > MaxSightings {
 		return fmt.Errorf("%w: %d sightings, more than %d", ErrInvalid, len(list), MaxSightings)
 	}
@@ -79,7 +81,7 @@ func encodeSightings(lw *lineWriter, list []verdict.Sighting) error {
 		if i > 0 && list[i].Key == list[i-1].Key {
 			return fmt.Errorf("%w: two sightings of one key", ErrInvalid)
 		}
-		e.sighting(&list[i])
+		e.sighting(list[i])
 	}
 	return lw.err
 }
@@ -108,13 +110,13 @@ func (e *sightingEncoder) sighting(s *verdict.Sighting) {
 	b = appendUint(b, s.Inc.Ino)
 	b = appendInt(b, s.Inc.Ctime)
 	b = appendInt(b, s.Inc.Size)
-	b = strconv.AppendQuoteToASCII(append(b, ' '), s.Inc.Sum)
+	b = appendQuoted(b, s.Inc.Sum)
 	if dir < 0 {
 		b = append(b, " -"...)
 	} else {
 		b = appendInt(b, int64(dir))
 	}
-	b = strconv.AppendQuoteToASCII(append(b, ' '), name)
+	b = appendQuoted(b, name)
 	e.buf = b
 	e.lw.line(b)
 }
@@ -122,22 +124,38 @@ func (e *sightingEncoder) sighting(s *verdict.Sighting) {
 func (e *sightingEncoder) ref(t *table, word, s string) int {
 	n, isNew := t.add(s)
 	if isNew {
-		b := append(e.buf[:0], word...)
-		e.lw.line(strconv.AppendQuoteToASCII(append(b, ' '), s))
+		e.lw.line(appendQuoted(append(e.buf[:0], word...), s))
 	}
 	return n
 }
 
 func (e *sightingEncoder) set(words []string) int {
+	if len(words) > 0 && slices.Equal(words, e.last) {
+		return e.lastN
+	}
 	b := e.buf[:0]
 	for _, w := range words {
-		b = strconv.AppendQuoteToASCII(append(b, ' '), w)
+		b = appendQuoted(b, w)
 	}
 	n, isNew := e.sets.add(string(b))
 	if isNew {
 		e.lw.line(append([]byte("set"), b...))
 	}
+	e.last, e.lastN = words, n
 	return n
+}
+
+// appendQuoted appends a blank and s quoted in ASCII. Nearly every s is plain.
+func appendQuoted(b []byte, s string) []byte {
+	b = append(b, ' ')
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return strconv.AppendQuoteToASCII(b, s)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
 }
 
 func appendInt(b []byte, v int64) []byte   { return strconv.AppendInt(append(b, ' '), v, 10) }
@@ -197,7 +215,7 @@ func (d *sightingDecoder) line(line []byte) error {
 		if len(d.list) == d.want {
 			return damaged("it holds more sightings than it announces")
 		}
-		if n := len(d.list); n > 0 && compareSightings(d.list[n-1], s) >= 0 {
+		if n := len(d.list); n > 0 && compareSightings(&d.list[n-1], &s) >= 0 {
 			return damaged("its sightings are out of order")
 		}
 		d.list = append(d.list, s)

@@ -14,7 +14,7 @@ const MaxSightings = 1 << 20
 // Never written: none. A damaged file is moved aside (unless read-only) and reported
 // as a *CorruptError; the caller reports it and goes on with none, which is safe, as
 // every grace then begins anew.
-func (d *Dir) LoadSightings() ([]verdict.Sighting, error) {
+func (d *Dir) LoadSightings() (verdict.Memory, error) {
 	list, err := d.readSightings()
 	var corrupt *CorruptError
 	if !errors.As(err, &corrupt) || d.opts.ReadOnly {
@@ -33,7 +33,7 @@ func (d *Dir) LoadSightings() ([]verdict.Sighting, error) {
 	return list, err
 }
 
-func (d *Dir) readSightings() ([]verdict.Sighting, error) {
+func (d *Dir) readSightings() (verdict.Memory, error) {
 	var dec sightingDecoder
 	if _, err := d.read(sightingsFile, dec.line); err != nil {
 		return nil, err
@@ -41,13 +41,13 @@ func (d *Dir) readSightings() ([]verdict.Sighting, error) {
 	if err := dec.end(); err != nil {
 		return nil, &CorruptError{File: d.file(sightingsFile), Reason: err.Error()}
 	}
-	return dec.list, nil
+	return verdict.NewMemory(dec.list), nil
 }
 
 // SaveSightings replaces what is remembered, durably. The order of list does not
 // matter; it is not changed. Two sightings of one key, or more than MaxSightings, are
 // ErrInvalid. It refuses to replace a newer version's file (ErrNewer).
-func (d *Dir) SaveSightings(list []verdict.Sighting) error {
+func (d *Dir) SaveSightings(list verdict.Memory) error {
 	if !slices.IsSortedFunc(list, compareSightings) {
 		list = slices.Clone(list)
 		slices.SortFunc(list, compareSightings)

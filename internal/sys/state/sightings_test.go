@@ -19,7 +19,7 @@ import (
 )
 
 // sightings makes n of them in 4 directories, sorted, as a node has them.
-func sightings(n int) []verdict.Sighting {
+func sightings(n int) verdict.Memory {
 	out := make([]verdict.Sighting, n)
 	for i := range out {
 		s := &out[i]
@@ -32,11 +32,10 @@ func sightings(n int) []verdict.Sighting {
 			s.Witnesses = []string{"cri", "kernel", "process"}
 		}
 	}
-	slices.SortFunc(out, compareSightings)
-	return out
+	return verdict.NewMemory(out)
 }
 
-func encode(t testing.TB, list []verdict.Sighting) []byte {
+func encode(t testing.TB, list verdict.Memory) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	lw := newLineWriter(&b, sightingsFile)
@@ -49,12 +48,12 @@ func encode(t testing.TB, list []verdict.Sighting) []byte {
 	return b.Bytes()
 }
 
-func decode(data []byte) ([]verdict.Sighting, error) {
+func decode(data []byte) (verdict.Memory, error) {
 	var dec sightingDecoder
 	if err := readLines(bytes.NewReader(data), sightingsFile, dec.line); err != nil {
 		return nil, err
 	}
-	return dec.list, dec.end()
+	return verdict.NewMemory(dec.list), dec.end()
 }
 
 func TestSightingsRoundTrip(t *testing.T) {
@@ -67,8 +66,8 @@ func TestSightingsRoundTrip(t *testing.T) {
 	root := verdict.Sighting{Key: verdict.Key{Path: "/root"}}
 	none := verdict.Sighting{Absent: claim.Instant{Boot: "x", Mono: 3}, Witnesses: nil}
 	d := newDir(t)
-	for name, list := range map[string][]verdict.Sighting{
-		"none": nil, "one": sightings(1), "many": sightings(5000), "odd": {odd, bare, root, none},
+	for name, list := range map[string]verdict.Memory{
+		"none": nil, "one": sightings(1), "many": sightings(5000), "odd": {odd, &bare, &root, &none},
 	} {
 		given := slices.Clone(list)
 		slices.Reverse(given)
@@ -88,7 +87,7 @@ func TestSightingsRoundTrip(t *testing.T) {
 	if err := d.SaveSightings(sightings(2)); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.SaveSightings([]verdict.Sighting{odd, odd}); !errors.Is(err, ErrInvalid) {
+	if err := d.SaveSightings(verdict.Memory{odd, odd}); !errors.Is(err, ErrInvalid) {
 		t.Fatalf("two of one key: %v", err)
 	}
 	if got, err := d.LoadSightings(); err != nil || len(got) != 2 {

@@ -100,7 +100,7 @@ func TestEmptyAndMissing(t *testing.T) {
 				t.Errorf("read-only %v: %s: %v", ro, name, err)
 			}
 		}
-		want := []any{[]verdict.Sighting(nil), claim.BootFacts{Current: boot(2)}, []string(nil), []Hold(nil)}
+		want := []any{verdict.Memory(nil), claim.BootFacts{Current: boot(2)}, []string(nil), []Hold(nil)}
 		if diff := cmp.Diff(want, got, cmpAddr); diff != "" {
 			t.Error(diff)
 		}
@@ -216,7 +216,7 @@ func TestDamage(t *testing.T) {
 				}
 			}
 			wantNow := append([]any{}, want...)
-			wantNow[i] = []any{[]verdict.Sighting(nil), claim.BootFacts{Current: boot(2)}, []string(nil), []Hold(nil)}[i]
+			wantNow[i] = []any{verdict.Memory(nil), claim.BootFacts{Current: boot(2)}, []string(nil), []Hold(nil)}[i]
 			if diff := cmp.Diff(wantNow, got, cmpAddr); diff != "" {
 				t.Fatalf("%s %d: %s", name, n, diff)
 			}
