@@ -170,7 +170,7 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 			n.Suspect++
 		}
 	}
-	used := inRanges(c, j)
+	used := inRanges(c, j, out)
 	for k := range out {
 		// Reservations outside of every range (case L16) take nothing from it.
 		if n := &out[k]; n.Capacity > 0 {
@@ -183,8 +183,9 @@ func Networks(c *verdict.Case, j *verdict.Judgement, only []string) []api.Networ
 	return out
 }
 
-// inRanges counts the addresses of each directory that lie in its ranges.
-func inRanges(c *verdict.Case, j *verdict.Judgement) map[string]int {
+// inRanges counts the addresses of each directory that lie in its ranges; of networks it
+// uses how many there are at most.
+func inRanges(c *verdict.Case, j *verdict.Judgement, networks []api.Network) map[string]int {
 	ranges := map[string][]claim.Range{}
 	for i := range c.Snapshots {
 		for _, s := range c.Snapshots[i].Stores {
@@ -194,6 +195,9 @@ func inRanges(c *verdict.Case, j *verdict.Judgement) map[string]int {
 		}
 	}
 	addrs := map[string][]netip.Addr{}
+	for _, n := range networks {
+		addrs[n.Dir] = make([]netip.Addr, 0, n.Reserved)
+	}
 	for i := range j.Findings {
 		f := &j.Findings[i]
 		if r := f.Resource; r.Kind == claim.KindReservation && f.Verdict != verdict.Missing &&

@@ -173,6 +173,7 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 		if !e.fetch(ctx, a) {
 			break
 		}
+		a.Judgement = nil // a full node's is large, and needed no more
 		a.Judgement = verdict.Judge(&a.Case)
 	}
 	if err := ctx.Err(); err != nil {

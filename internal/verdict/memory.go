@@ -56,7 +56,7 @@ func compareKeys(a, b *Key) int {
 
 // Get returns the sighting of k, nil if there is none.
 func (m Memory) Get(k Key) *Sighting {
-	i, ok := slices.BinarySearchFunc(m, &k, func(s *Sighting, k *Key) int { return compareKeys(&s.Key, k) })
+	i, ok := slices.BinarySearchFunc(m, k, func(s *Sighting, k Key) int { return compareKeys(&s.Key, &k) })
 	if !ok {
 		return nil
 	}
