@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -50,22 +50,21 @@ func (a *app) wide() bool { return a.opts.output == "wide" }
 
 // emit writes a document in the format asked for; text writes it for people.
 func (a *app) emit(doc any, text func(w io.Writer)) error {
-	var b []byte
 	var err error
 	switch a.opts.output {
 	case "json":
-		b, err = marshal(doc)
+		err = writeJSON(a.stdout, doc)
 	case "yaml":
-		b, err = marshalYAML(doc)
+		var b []byte
+		if b, err = marshalYAML(doc); err == nil {
+			_, err = a.stdout.Write(b)
+		}
 	default:
-		var buf bytes.Buffer
-		text(&buf)
-		b = buf.Bytes()
+		w := bufio.NewWriterSize(a.stdout, 64<<10)
+		text(w)
+		err = w.Flush()
 	}
 	if err != nil {
-		return fmt.Errorf("output: %w", err)
-	}
-	if _, err := a.stdout.Write(b); err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	return nil
@@ -79,35 +78,6 @@ func encode(doc any) ([]byte, error) {
 	e.SetIndent("", "  ")
 	err := e.Encode(doc)
 	return buf.Bytes(), err
-}
-
-// marshal gives indented JSON in which no control or format character stands raw:
-// encoding/json leaves DEL, C1 controls and text-direction marks as they are, and a
-// terminal would obey them.
-func marshal(doc any) ([]byte, error) {
-	b, err := encode(doc)
-	if err != nil || bytes.IndexFunc(b, mustEscape) < 0 {
-		return b, err
-	}
-	out := make([]byte, 0, len(b)+64)
-	for _, r := range string(b) {
-		switch {
-		case !mustEscape(r):
-			out = append(out, string(r)...)
-		case r > 0xffff:
-			hi, lo := utf16.EncodeRune(r)
-			out = fmt.Appendf(out, `\u%04x\u%04x`, hi, lo)
-		default:
-			out = fmt.Appendf(out, `\u%04x`, r)
-		}
-	}
-	return out, nil
-}
-
-// mustEscape: such a rune can only stand inside a JSON string here, since the encoder's
-// own layout uses blanks and newlines alone.
-func mustEscape(r rune) bool {
-	return r >= 0x7f && report.Clean(string(r)) != string(r)
 }
 
 // yamlMark is what stands for a rune while the YAML encoder works, which takes format

@@ -152,9 +152,13 @@ func (a *app) auditText(out io.Writer, au *sweep.Audit, m report.Meta, found []*
 	if !a.wide() {
 		found = report.FoldFindings(found)
 	}
-	header, rows, hidden := report.AuditRows(found, au.Case.Now, a.wide(), maxInUse)
+	header, rows := report.AuditRows(report.Resources(found, au.Case.Now), au.Case.Now.Wall, a.wide(), maxInUse)
 	widths := widthsOf(header, rows)
 	networks, counts := report.Networks(&au.Case, au.Judgement, m.Networks), report.Summary(found)
+	hidden := 0
+	if !a.wide() {
+		hidden = max(0, counts[string(verdict.InUse)]-maxInUse)
+	}
 	remembered()
 	a.complain(report.Vantage(&au.Case, au.Judgement), report.Witnesses(&au.Case, au.Judgement), report.Notes(&au.Case))
 	w := bufio.NewWriter(out)

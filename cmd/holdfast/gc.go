@@ -315,6 +315,9 @@ func bar(n int, c rune) string {
 // finish prints the document and sets the exit code.
 func (r *sweepRun) finish(ctx context.Context) error {
 	doc := r.document()
+	if r.a.isText() {
+		r.complain(doc)
+	}
 	if err := r.a.emit(doc, func(w io.Writer) { r.text(w, doc) }); err != nil {
 		return err
 	}
@@ -368,7 +371,11 @@ const lockHeld = "lock-held"
 func (r *sweepRun) document() *api.Sweep {
 	au := r.audit
 	m := r.n.meta(au)
-	full := report.Audit(&au.Case, au.Judgement, m)
+	full := report.Head(&au.Case, au.Judgement, m)
+	published := report.Resource
+	if r.a.isText() {
+		published = report.Brief // text does not show the words
+	}
 	d := &api.Sweep{
 		TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindSweep},
 		Node:     full.Node, BootID: full.BootID, At: full.At, DryRun: r.dryRun, Policy: full.Policy, Vantage: full.Vantage,
@@ -387,7 +394,7 @@ func (r *sweepRun) document() *api.Sweep {
 					gone[st.Object] = true
 				}
 			}
-			d.Released = append(d.Released, api.Release{ReleaseID: rel.ID, Resource: report.Resource(rel.Finding, au.Case.Now), Steps: stepsOf(rel.Steps)})
+			d.Released = append(d.Released, api.Release{ReleaseID: rel.ID, Resource: published(rel.Finding, au.Case.Now), Steps: stepsOf(rel.Steps)})
 		}
 		for _, f := range res.Failed {
 			e := api.SweepError{ReleaseID: f.ID, Path: f.Finding.Resource.Path, Outcome: f.Outcome, Steps: stepsOf(f.Steps)}
@@ -409,7 +416,7 @@ func (r *sweepRun) document() *api.Sweep {
 		for _, g := range r.plan.Groups {
 			for _, f := range g.Findings {
 				gone[f.Resource.Path] = true
-				d.Released = append(d.Released, api.Release{Resource: report.Resource(f, au.Case.Now)})
+				d.Released = append(d.Released, api.Release{Resource: published(f, au.Case.Now)})
 			}
 		}
 	}
@@ -434,7 +441,11 @@ func (r *sweepRun) document() *api.Sweep {
 			}
 		}
 	}
-	for _, res := range full.Resources {
+	found := report.Sorted(au.Judgement, m.Networks)
+	d.Kept = slices.Grow(d.Kept, max(0, len(found)-len(d.Released)))
+	for _, f := range found {
+		res := published(f, au.Case.Now)
+		d.Summary[res.Verdict]++
 		if why := stuck[res.Store]; why != "" && res.Releasable && !gone[res.Path] {
 			d.Summary[res.Verdict]--
 			res.Verdict, res.Rule, res.Why, res.Releasable = verdict.Unknown.String(), lockHeld, why, false
@@ -499,34 +510,9 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 		a.table(w, t)
 		fmt.Fprintln(w)
 	}
-	var kept []api.Resource
-	for _, k := range d.Kept {
-		if k.Withheld != "" {
-			k.Why = "withheld: " + k.Withheld
-		}
-		kept = append(kept, k.Resource)
-	}
-	if !a.wide() {
-		kept = report.Fold(kept)
-	}
-	t, hidden := report.AuditTable(kept, d.At, a.wide(), 0)
-	if len(t.Rows) > 0 {
-		fmt.Fprintln(w, "Kept:")
-		a.table(w, t)
-		fmt.Fprintln(w)
-	}
+	hidden := r.textKept(w, d)
 	if hidden > 0 {
 		fmt.Fprintf(w, "%d in use, kept.\n", hidden)
-	}
-	for _, e := range d.Errors {
-		a.say("%s: %s: %s", e.Path, e.Outcome, e.Error)
-	}
-	for _, rel := range d.Released {
-		for _, s := range rel.Steps {
-			if s.State == "failed" {
-				a.say("%s: %s %s failed, which does not keep the address: %s", rel.Path, s.Step, s.Object, s.Detail)
-			}
-		}
 	}
 	verb := "released"
 	if d.DryRun {
@@ -538,6 +524,58 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 		fmt.Fprintf(w, " \"holdfast undo %s\" puts all of it back, \"--last\" the last address.", d.SweepID)
 	}
 	fmt.Fprintln(w)
+}
+
+// textKept writes the table of what was kept, and returns how many in use it leaves out.
+func (r *sweepRun) textKept(w io.Writer, d *api.Sweep) (hidden int) {
+	a := r.a
+	kept := make([]*api.Kept, len(d.Kept))
+	for i := range d.Kept {
+		kept[i] = &d.Kept[i]
+	}
+	if !a.wide() {
+		kept = report.Fold(kept, func(k *api.Kept) (string, string) { return k.Kind, k.ContainerID })
+		for _, k := range kept {
+			if k.Verdict == string(verdict.InUse) {
+				hidden++
+			}
+		}
+	}
+	if len(kept) == hidden {
+		return hidden
+	}
+	resources := func(yield func(*api.Resource) bool) {
+		var res api.Resource
+		for _, k := range kept {
+			res = k.Resource
+			if k.Withheld != "" {
+				res.Why = "withheld: " + k.Withheld
+			}
+			if !yield(&res) {
+				return
+			}
+		}
+	}
+	header, rows := report.AuditRows(resources, d.At, a.wide(), 0)
+	fmt.Fprintln(w, "Kept:")
+	a.rows(w, header, widthsOf(header, rows), rows)
+	fmt.Fprintln(w)
+	return hidden
+}
+
+// complain says what must not be missed, before the text.
+func (r *sweepRun) complain(d *api.Sweep) {
+	a := r.a
+	for _, e := range d.Errors {
+		a.say("%s: %s: %s", e.Path, e.Outcome, e.Error)
+	}
+	for _, rel := range d.Released {
+		for _, s := range rel.Steps {
+			if s.State == "failed" {
+				a.say("%s: %s %s failed, which does not keep the address: %s", rel.Path, s.Step, s.Object, s.Detail)
+			}
+		}
+	}
 	if n := overCap(r.plan); n > 0 {
 		a.say("%d more are leaked beyond the cap of one gc; run it again, or say --force-over-cap", n)
 	}

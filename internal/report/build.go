@@ -23,13 +23,7 @@ type Meta struct {
 
 // Audit builds the document of a judged case. The evidence is shared, not copied.
 func Audit(c *verdict.Case, j *verdict.Judgement, m Meta) *api.Audit {
-	d := &api.Audit{
-		TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindAudit},
-		Node:     m.Node, BootID: c.Now.Boot, At: c.Now.Wall, Took: m.Took.Round(time.Microsecond).String(),
-		Policy: Policy(c.Policy, m), Vantage: Vantage(c, j), Witnesses: Witnesses(c, j),
-		Networks: Networks(c, j, m.Networks), Notes: Notes(c), Resources: []api.Resource{}, Summary: map[string]int{},
-		Evidence: c,
-	}
+	d := Head(c, j, m)
 	sorted := Sorted(j, m.Networks)
 	d.Resources = make([]api.Resource, 0, len(sorted))
 	for _, f := range sorted {
@@ -37,6 +31,17 @@ func Audit(c *verdict.Case, j *verdict.Judgement, m Meta) *api.Audit {
 		d.Summary[f.Verdict.String()]++
 	}
 	return d
+}
+
+// Head is Audit without resources, counted or not.
+func Head(c *verdict.Case, j *verdict.Judgement, m Meta) *api.Audit {
+	return &api.Audit{
+		TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindAudit},
+		Node:     m.Node, BootID: c.Now.Boot, At: c.Now.Wall, Took: m.Took.Round(time.Microsecond).String(),
+		Policy: Policy(c.Policy, m), Vantage: Vantage(c, j), Witnesses: Witnesses(c, j),
+		Networks: Networks(c, j, m.Networks), Notes: Notes(c), Resources: []api.Resource{}, Summary: map[string]int{},
+		Evidence: c,
+	}
 }
 
 // Selected reports whether a resource belongs to the networks asked for; everything
@@ -234,7 +239,7 @@ func Notes(c *verdict.Case) []api.Note {
 
 // Resource publishes one finding.
 func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
-	out := resource(f, now)
+	out := Brief(f, now)
 	out.Says = make([]api.Say, 0, len(f.Says))
 	for _, s := range f.Says {
 		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
@@ -242,8 +247,8 @@ func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
 	return out
 }
 
-// resource is Resource without what the witnesses said. Times are shared with f.
-func resource(f *verdict.Finding, now claim.Instant) api.Resource {
+// Brief is Resource without what the witnesses said. Times are shared with f.
+func Brief(f *verdict.Finding, now claim.Instant) api.Resource {
 	r := f.Resource
 	out := api.Resource{
 		Kind: string(r.Kind), Store: r.Store, Network: r.Network, ContainerID: r.Owner.ID, IfName: r.Owner.IfName, Path: r.Path,

@@ -69,22 +69,19 @@ func (t Table) All() iter.Seq2[string, []string] {
 	}
 }
 
-// Fold leaves out what a table for people need not show beside an address: the cache
-// files of a container whose reservation is listed too.
-func Fold(list []api.Resource) []api.Resource {
-	return fold(list, func(r *api.Resource) (string, string) { return r.Kind, r.ContainerID })
-}
-
 // FoldFindings is Fold for findings.
 func FoldFindings(list []*verdict.Finding) []*verdict.Finding {
-	return fold(list, func(f **verdict.Finding) (string, string) { return string((*f).Resource.Kind), (*f).Resource.Owner.ID })
+	return Fold(list, func(f *verdict.Finding) (string, string) { return string(f.Resource.Kind), f.Resource.Owner.ID })
 }
 
-func fold[T any](list []T, of func(*T) (kind, id string)) []T {
+// Fold leaves out what a table for people need not show beside an address: the cache
+// files of a container whose reservation is listed too. of gives a resource's kind and
+// container ID.
+func Fold[T any](list []T, of func(T) (kind, id string)) []T {
 	// Cache files are few where reservations are many: false until a reservation is met.
 	addressed := map[string]bool{}
 	for i := range list {
-		if kind, id := of(&list[i]); kind == string(claim.KindCache) && id != "" {
+		if kind, id := of(list[i]); kind == string(claim.KindCache) && id != "" {
 			addressed[id] = false
 		}
 	}
@@ -92,7 +89,7 @@ func fold[T any](list []T, of func(*T) (kind, id string)) []T {
 		return list
 	}
 	for i := range list {
-		if kind, id := of(&list[i]); kind == string(claim.KindReservation) {
+		if kind, id := of(list[i]); kind == string(claim.KindReservation) {
 			if _, ok := addressed[id]; ok {
 				addressed[id] = true
 			}
@@ -100,7 +97,7 @@ func fold[T any](list []T, of func(*T) (kind, id string)) []T {
 	}
 	out := make([]T, 0, len(list))
 	for i := range list {
-		if kind, id := of(&list[i]); kind != string(claim.KindCache) || !addressed[id] {
+		if kind, id := of(list[i]); kind != string(claim.KindCache) || !addressed[id] {
 			out = append(out, list[i])
 		}
 	}
@@ -116,55 +113,39 @@ func Summary(list []*verdict.Finding) map[string]int {
 	return m
 }
 
-// AuditTable lists resources for a tired person: worst first, what is in use last and at
-// most maxInUse of it; wide adds columns and shows all. hidden is how many rows are left
-// out.
-func AuditTable(list []api.Resource, now time.Time, wide bool, maxInUse int) (t Table, hidden int) {
-	t.Header = auditHeader(wide)
-	inUse := 0
-	for i := range list {
-		r := &list[i]
-		if r.Verdict == string(verdict.InUse) && !wide {
-			if inUse++; inUse > maxInUse {
-				hidden++
-				continue
+// Resources are findings as AuditRows takes them.
+func Resources(list []*verdict.Finding, now claim.Instant) iter.Seq[*api.Resource] {
+	return func(yield func(*api.Resource) bool) {
+		var r api.Resource
+		for _, f := range list {
+			if r = Brief(f, now); !yield(&r) {
+				return
 			}
 		}
-		t.Rows = append(t.Rows, auditRow(nil, r, now, wide))
-		t.Marks = append(t.Marks, r.Verdict)
 	}
-	return t, hidden
 }
 
-// AuditRows is AuditTable for findings whose rows are made as they are asked for, each
-// valid until the next one: a full node's need no memory that way, although a table is
-// walked twice, for the widths of its columns and to be printed.
-func AuditRows(list []*verdict.Finding, now claim.Instant, wide bool, maxInUse int) (header []string, rows iter.Seq2[string, []string], hidden int) {
-	if !wide {
-		inUse := 0
-		for _, f := range list {
-			if f.Verdict == verdict.InUse {
-				inUse++
-			}
-		}
-		hidden = max(0, inUse-maxInUse)
-	}
+// AuditRows is a table of resources for a tired person: worst first, what is in use last
+// and, unless wide, at most maxInUse of it; wide adds columns. Its rows are made as they
+// are asked for, each valid until the next one, and list's elements until the next: a full
+// node's table needs no memory that way, although it is walked twice, for the widths of
+// its columns and to be printed.
+func AuditRows(list iter.Seq[*api.Resource], now time.Time, wide bool, maxInUse int) (header []string, rows iter.Seq2[string, []string]) {
 	return auditHeader(wide), func(yield func(mark string, row []string) bool) {
 		var row []string
 		inUse := 0
-		for _, f := range list {
-			if f.Verdict == verdict.InUse && !wide {
+		for r := range list {
+			if r.Verdict == string(verdict.InUse) && !wide {
 				if inUse++; inUse > maxInUse {
 					continue
 				}
 			}
-			r := resource(f, now)
-			row = auditRow(row[:0], &r, now.Wall, wide)
+			row = auditRow(row[:0], r, now, wide)
 			if !yield(r.Verdict, row) {
 				return
 			}
 		}
-	}, hidden
+	}
 }
 
 func auditHeader(wide bool) []string {
