@@ -148,6 +148,8 @@ type Audit struct {
 	Unremembered error
 	// Unheld says why the holds could not be read; then nothing is released.
 	Unheld error
+	// answers are the testimonies, by witness of the engine.
+	answers [][]claim.Testimony
 	// revived: a confirmation heard alive of what was absent, which is not saved yet.
 	revived bool
 }
@@ -165,7 +167,8 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 	wg.Go(func() { a.Case.Memory, memErr = e.Memory.Load() })
 	a.Case.Snapshots = e.list(ctx)
 	wg.Wait()
-	a.Case.Testimonies = e.ask(ctx, false)
+	a.answers = e.ask(ctx, false, func(int) bool { return true })
+	a.Case.Testimonies = slices.Concat(a.answers...)
 	a.Case.Now = e.Clock()
 	a.Judgement = verdict.Judge(&a.Case)
 	// Two rounds: an address may turn out missing only when the details are known.
@@ -222,7 +225,15 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 	need := a.Judgement.Needs
 	again := false
 	if need.Detail && !detailed(&a.Case) {
-		a.Case.Testimonies = e.ask(ctx, true)
+		// Only who speaks for runtimes has more to say. What the others said stands: all
+		// were asked after the listing (I6), and nothing tells who of them reads when.
+		parts := e.ask(ctx, true, func(i int) bool { return slices.ContainsFunc(a.answers[i], ofRuntimes) })
+		for i, p := range parts {
+			if p != nil {
+				a.answers[i] = p
+			}
+		}
+		a.Case.Testimonies = slices.Concat(a.answers...)
 		a.Case.Now = e.Clock()
 		again = true
 	}
@@ -233,6 +244,8 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 	}
 	return again
 }
+
+func ofRuntimes(t claim.Testimony) bool { return t.CRI != nil }
 
 func detailed(c *verdict.Case) bool {
 	for _, t := range c.Testimonies {
@@ -269,14 +282,17 @@ func dataDirs(snaps []claim.Snapshot) []string {
 	return out
 }
 
-func (e *Engine) ask(ctx context.Context, detail bool) []claim.Testimony {
+// ask asks those witnesses for which who is true, all at once.
+func (e *Engine) ask(ctx context.Context, detail bool, who func(i int) bool) [][]claim.Testimony {
 	parts := make([][]claim.Testimony, len(e.Witnesses))
 	var wg sync.WaitGroup
 	for i, w := range e.Witnesses {
-		wg.Go(func() { parts[i] = w.Ask(ctx, detail) })
+		if who(i) {
+			wg.Go(func() { parts[i] = w.Ask(ctx, detail) })
+		}
 	}
 	wg.Wait()
-	return slices.Concat(parts...)
+	return parts
 }
 
 // again asks the witnesses again, reads the holds again, and judges the same listing by
@@ -289,7 +305,7 @@ func (e *Engine) again(ctx context.Context, a *Audit) (*verdict.Judgement, error
 		return nil, fmt.Errorf("the holds cannot be read: %w", err)
 	}
 	c.Memory = a.Judgement.Memory
-	c.Testimonies = e.ask(ctx, detailed(&a.Case))
+	c.Testimonies = slices.Concat(e.ask(ctx, detailed(&a.Case), func(int) bool { return true })...)
 	c.Now = e.Clock()
 	j := verdict.Judge(&c)
 	var revived []*verdict.Sighting
