@@ -1,18 +1,19 @@
 package main
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,19 +52,33 @@ func locksPart(ctx context.Context, s settings, out io.Writer) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(s.limits.contentionSeconds)*time.Second)
 	defer cancel()
-	c := &contention{plugin: filepath.Join(bin, "host-local"), node: n}
-	stop := c.start(ctx, s.limits.contenders)
-	defer stop()
-
 	q := &hostlocal.Quarantine{Dir: n.path("state", "quarantine")}
 	if err := os.MkdirAll(n.path("state"), 0o700); err != nil {
 		return err
 	}
 	var holds []time.Duration
 	opt := hostlocal.ReleaseOptions{Held: func(d time.Duration) { holds = append(holds, d) }}
-	dir := filepath.Join(n.dataDir(), n.network(0))
+	c, err := n.contend(filepath.Join(bin, "host-local"), s.limits.contenders)
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Second) // until all of them run
 	start := time.Now()
-	moved, retries := 0, 0
+	moved, retries, err := n.release(ctx, q, moves, opt)
+	took := time.Since(start)
+	if err = errors.Join(err, c.stop()); err != nil {
+		return err
+	}
+	if moved != s.limits.releases {
+		return fmt.Errorf("%d of %d were moved", moved, s.limits.releases)
+	}
+	c.print(out, s, took, retries, holds)
+	return nil
+}
+
+// release moves until all are moved, a lock that came too late notwithstanding.
+func (n *node) release(ctx context.Context, q *hostlocal.Quarantine, moves []hostlocal.Move, opt hostlocal.ReleaseOptions) (moved, retries int, err error) {
+	dir := filepath.Join(n.dataDir(), n.network(0))
 	for len(moves) > 0 {
 		outs, err := q.Release(ctx, dir, moves, opt)
 		var rest []hostlocal.Move
@@ -74,7 +89,7 @@ func locksPart(ctx context.Context, s settings, out io.Writer) (err error) {
 			case hostlocal.Failed:
 				rest = append(rest, moves[i])
 			case hostlocal.Changed, hostlocal.Gone:
-				return fmt.Errorf("%s is %s", moves[i].Path, o.State)
+				return moved, retries, fmt.Errorf("%s is %s", moves[i].Path, o.State)
 			}
 		}
 		moves = rest
@@ -83,22 +98,13 @@ func locksPart(ctx context.Context, s settings, out io.Writer) (err error) {
 		case errors.As(err, &locked):
 			retries++ // what a later sweep would do
 		case err != nil:
-			return err
+			return moved, retries, err
 		}
 	}
-	took := time.Since(start)
-	stop()
-	if err := c.err(); err != nil {
-		return err
-	}
-	if moved != s.limits.releases {
-		return fmt.Errorf("%d of %d were moved", moved, s.limits.releases)
-	}
-	c.report(out, s, took, retries, holds)
-	return nil
+	return moved, retries, nil
 }
 
-func (c *contention) report(out io.Writer, s settings, took time.Duration, retries int, holds []time.Duration) {
+func (c *contention) print(out io.Writer, s settings, took time.Duration, retries int, holds []time.Duration) {
 	slices.Sort(holds)
 	at := func(p float64) time.Duration { return holds[min(int(p*float64(len(holds))), len(holds)-1)] }
 	within := 0
@@ -111,7 +117,7 @@ func (c *contention) report(out io.Writer, s settings, took time.Duration, retri
 	}
 	fmt.Fprintf(out, "\n%d releases in one directory beside %d processes of host-local 1.10.0 in a loop\n", s.limits.releases, s.limits.contenders)
 	fmt.Fprintf(out, "  took %s, of which %s with the lock held; %d ADD and %d DEL of host-local meanwhile, slowest %s ms; %d waits for the lock timed out\n",
-		took.Round(time.Millisecond), total.Round(time.Millisecond), c.adds.Load(), c.dels.Load(), ms(time.Duration(c.slowest.Load())), retries)
+		took.Round(time.Millisecond), total.Round(time.Millisecond), c.Adds, c.Dels, ms(c.Slowest), retries)
 	fmt.Fprintf(out, "  %d holds, %.1f releases each: p50 %s ms, p90 %s, p99 %s, max %s; within 10 ms: %.2f %% (target: all, up to 10,000 entries)\n",
 		len(holds), float64(s.limits.releases)/float64(len(holds)), ms(at(0.5)), ms(at(0.9)), ms(at(0.99)), ms(holds[len(holds)-1]),
 		100*float64(within)/float64(len(holds)))
@@ -152,82 +158,96 @@ func (n *node) moves(ctx context.Context) ([]hostlocal.Move, error) {
 	return moves, nil
 }
 
-// contention is host-local running against our directory.
+// contention is host-local running against our directory, from a process of its own: its
+// starting of processes must not stand between us and a processor while we hold the lock.
 type contention struct {
-	plugin string
-	node   *node
+	cmd    *exec.Cmd
+	report *os.File
 
-	adds, dels atomic.Int64
-	slowest    atomic.Int64 // ns
-	mu         sync.Mutex
-	errs       []error
+	Adds, Dels int64
+	Slowest    time.Duration
+	Err        string // of the first that failed
 }
 
-// start runs count loops of ADD and DEL until the returned function is called, which
-// may be called twice. A plugin that is running then ends by itself.
-func (c *contention) start(ctx context.Context, count int) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+// start runs count loops of ADD and DEL until stop is called.
+func (n *node) contend(plugin string, count int) (*contention, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	c := &contention{report: r}
+	c.cmd = exec.Command(n.self, roleContend, plugin, n.network(0), n.dataDir(), n.subnet(0), strconv.Itoa(count))
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	c.cmd.ExtraFiles = []*os.File{w}
+	c.cmd.Stderr = os.Stderr
+	started := make(chan error)
+	n.starter <- func() { started <- c.cmd.Start() }
+	if err := <-started; err != nil {
+		r.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// stop ends the loops, each after its call, and takes what they report.
+func (c *contention) stop() error {
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // Wait says whether it had ended before
+	err := json.NewDecoder(c.report).Decode(c)
+	err = errors.Join(c.cmd.Wait(), err, c.report.Close())
+	if c.Err != "" {
+		err = errors.Join(err, errors.New(c.Err))
+	}
+	return err
+}
+
+// contendMain is the process of contention.
+func contendMain(args []string) error {
+	plugin, network, dataDir, subnet := args[0], args[1], args[2], args[3]
+	count, err := strconv.Atoi(args[4])
+	if err != nil {
+		return err
+	}
+	unix.CloseOnExec(reportFD)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"host-local","ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}]]}}`,
+		network, dataDir, subnet)
+	call := func(command, id string) (time.Duration, error) {
+		cmd := exec.Command(plugin)
+		cmd.Env = []string{
+			"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + filepath.Join(dataDir, "none"), "CNI_IFNAME=eth0",
+			"CNI_PATH=" + filepath.Dir(plugin),
+		}
+		cmd.Stdin = strings.NewReader(config)
+		start := time.Now()
+		out, err := cmd.Output()
+		if err != nil {
+			err = fmt.Errorf("host-local %s: %w: %s", command, err, out)
+		}
+		return time.Since(start), err
+	}
+	var mu sync.Mutex
+	var sum contention
 	var wg sync.WaitGroup
-	for range count {
-		id := c.node.id()
+	for i := range count {
 		wg.Go(func() {
+			id := fmt.Sprintf("%064x", i+1)
 			for ctx.Err() == nil {
-				if err := errors.Join(c.call("ADD", id), c.call("DEL", id)); err != nil {
-					c.mu.Lock()
-					c.errs = append(c.errs, err)
-					c.mu.Unlock()
+				add, err := call("ADD", id)
+				del, err2 := call("DEL", id)
+				mu.Lock()
+				sum.Adds, sum.Dels, sum.Slowest = sum.Adds+1, sum.Dels+1, max(sum.Slowest, add, del)
+				if err = errors.Join(err, err2); err != nil && sum.Err == "" {
+					sum.Err = err.Error()
+				}
+				mu.Unlock()
+				if err != nil {
 					return
 				}
 			}
 		})
 	}
-	return func() {
-		cancel()
-		wg.Wait()
-	}
-}
-
-func (c *contention) err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return errors.Join(c.errs...)
-}
-
-func (c *contention) call(command, id string) error {
-	n := c.node
-	cmd := exec.Command(c.plugin)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	cmd.Env = []string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + n.path("none"), "CNI_IFNAME=eth0",
-		"CNI_PATH=" + filepath.Dir(c.plugin),
-	}
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(
-		`{"cniVersion":"1.0.0","name":%q,"type":"host-local","ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}]]}}`,
-		n.network(0), n.dataDir(), n.subnet(0)))
-	var stdout bytes.Buffer
-	cmd.Stdout = &stdout
-	start := time.Now()
-	if err := c.runHere(cmd); err != nil {
-		return fmt.Errorf("host-local %s: %w: %s", command, err, stdout.Bytes())
-	}
-	took := int64(time.Since(start))
-	for old := c.slowest.Load(); took > old && !c.slowest.CompareAndSwap(old, took); old = c.slowest.Load() {
-	}
-	if command == "ADD" {
-		c.adds.Add(1)
-	} else {
-		c.dels.Add(1)
-	}
-	return nil
-}
-
-// runHere starts a plugin from the thread that lives as long as we do, since the
-// plugin dies with the thread that started it.
-func (c *contention) runHere(cmd *exec.Cmd) error {
-	started := make(chan error)
-	c.node.starter <- func() { started <- cmd.Start() }
-	if err := <-started; err != nil {
-		return err
-	}
-	return cmd.Wait()
+	wg.Wait()
+	return json.NewEncoder(os.NewFile(reportFD, "report")).Encode(&sum)
 }

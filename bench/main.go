@@ -51,6 +51,8 @@ func run(args []string, out io.Writer) error {
 			return sandboxesMain(args[1:], out)
 		case roleClock:
 			return clockMain(args[1:])
+		case roleContend:
+			return contendMain(args[1:])
 		}
 	}
 	s, err := parse(args)

@@ -31,6 +31,7 @@ const (
 	roleCRI       = "as-cri"
 	roleSandboxes = "as-sandbox-list"
 	roleClock     = "as-clock"
+	roleContend   = "as-contender"
 )
 
 // reportFD is where a role tells its parent something.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"runtime/debug"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
@@ -30,7 +31,11 @@ func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapsho
 	if !r.follow {
 		dataDirs = nil
 	}
-	return r.inv.ListAlso(ctx, dataDirs)
+	snap := r.inv.ListAlso(ctx, dataDirs)
+	if len(snap.Resources) >= large {
+		debug.SetGCPercent(largeGC)
+	}
+	return snap
 }
 
 type procWitness struct{ w *proc.Witness }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -52,6 +53,16 @@ type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 
+// How much the heap may grow before it is collected, in percent of what is in use. An
+// ordinary node's whole look fits into some MB, which are hardly worth a collection; of
+// a large one what is in use counts.
+const (
+	smallGC = 400
+	largeGC = 25
+	// large is a node's number of reservations from which largeGC holds.
+	large = 20_000
+)
+
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
@@ -59,6 +70,7 @@ func run(args []string) int {
 	defer stop()
 	// A second signal ends the process at once; the next run settles what it left.
 	context.AfterFunc(ctx, stop)
+	debug.SetGCPercent(smallGC)
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
 	root := newRoot(a)
 	root.SetArgs(args)

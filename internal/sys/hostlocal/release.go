@@ -40,9 +40,9 @@ type Outcome struct {
 // ReleaseOptions tune Release; the zero value is right in production.
 type ReleaseOptions struct {
 	// MaxHold is how long the lock is held at most before it is given back between
-	// two reservations; 4 ms when zero. One more reservation may be under way: some
+	// two reservations; 2 ms when zero. One more reservation may be under way: some
 	// tens of microseconds, or some milliseconds where the node is so busy that we are
-	// preempted in the middle, which the other 6 ms of I12 are for. A shorter hold
+	// preempted in the middle, which the other 8 ms of I12 are for. A shorter hold
 	// waits more often behind the allocators.
 	MaxHold time.Duration
 	// Mono reads a monotonic clock; the process's own when nil.
@@ -78,7 +78,7 @@ func (q *Quarantine) Release(ctx context.Context, dir string, moves []Move, opt 
 		q: q, store: storeDir{-1, dir}, qfd: -1, moves: moves, opt: opt,
 		out: make([]Outcome, len(moves)), buf: make([]byte, maxContent+1),
 	}
-	r.opt.MaxHold = cmp.Or(opt.MaxHold, 4*time.Millisecond)
+	r.opt.MaxHold = cmp.Or(opt.MaxHold, 2*time.Millisecond)
 	if r.opt.Mono == nil {
 		start := time.Now()
 		r.opt.Mono = func() time.Duration { return time.Since(start) }
