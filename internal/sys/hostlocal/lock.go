@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -66,6 +67,7 @@ type waiter struct {
 
 // wait runs in its own goroutine until the kernel answers.
 func (w *waiter) wait() {
+	defer hurry()()
 	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Flock(w.fd, unix.LOCK_EX) })
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,6 +130,23 @@ func (l *locker) dir(key fileKey) *dirLock {
 		l.dirs[key] = d
 	}
 	return d
+}
+
+// hurry gives the calling thread the processor before others until calm is called: who
+// holds the lock of an allocator and waits for a processor keeps every ADD waiting. It
+// does nothing where that is not permitted.
+func hurry() (calm func()) {
+	runtime.LockOSThread()
+	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil || unix.Setpriority(unix.PRIO_PROCESS, 0, -20) != nil {
+		return runtime.UnlockOSThread
+	}
+	return func() {
+		// The system call gives 20 less the nice value. To yield again is always permitted.
+		if unix.Setpriority(unix.PRIO_PROCESS, 0, 20-was) == nil {
+			runtime.UnlockOSThread()
+		}
+	}
 }
 
 // storeDir is an open directory of reservations.

@@ -181,13 +181,16 @@ func (r *releaseRun) underLock(ctx context.Context, todo []int, do func(i int) b
 		if err := ctx.Err(); err != nil {
 			return todo, err
 		}
+		calm := hurry()
 		h, err := r.q.lock(ctx, r.store)
 		if err != nil {
+			calm()
 			return todo, err
 		}
 		start := r.opt.Mono() - h.late
 		if r.opt.Fresh != nil && !r.opt.Fresh() {
 			h.release()
+			calm()
 			return todo, ErrStale
 		}
 		more := true
@@ -197,6 +200,7 @@ func (r *releaseRun) underLock(ctx context.Context, todo []int, do func(i int) b
 			}
 		}
 		h.release()
+		calm()
 		if r.opt.Held != nil {
 			r.opt.Held(r.opt.Mono() - start)
 		}
