@@ -18,7 +18,7 @@ SERIAL = /(bench|e2e|testenv|cmd)(/|$$)
 REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,nobody,iptables,nft,cri,podman)
 
 FUZZTIME ?= 1m
-BENCH ?= .
+BENCH ?= node,shell,large,locks
 
 CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
 TESTSUM = $(GO) run ./hack/testsum
@@ -70,8 +70,9 @@ demo: ## loses three DELs in a private namespace and gets the addresses back; ne
 	@$(GO) run ./hack/demo
 
 .PHONY: bench
-bench: deps ## the benchmarks of docs/benchmarks.md; BENCH=REGEXP selects
-	$(GO) test -run '^$$' -bench '$(BENCH)' -count=1 -timeout 60m -p 1 ./...
+bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks selects
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o bin/floor ./bench/floor
+	$(GO) run ./bench -commit '$(COMMIT)' -parts '$(BENCH)'
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (1m)

@@ -58,7 +58,7 @@ func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 // a large one what is in use counts.
 const (
 	smallGC = 400
-	largeGC = 25
+	largeGC = 10
 	// large is a node's number of reservations from which largeGC holds.
 	large = 20_000
 )

@@ -225,18 +225,20 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 		f.Verdict, f.Rule, f.Why = Leaked, "boot-past", "its sandbox is of an earlier boot and every witness says absent"
 		f.Releasable, f.BootProven, f.Wait = true, true, 0
 	case over:
-		f.Verdict, f.Rule, f.Why = Leaked, "absent-twice", "every witness said absent, twice, "+elapsed.Round(time.Second).String()+" apart"
+		f.Verdict, f.Rule = Leaked, "absent-twice"
+		f.Why = s.timed("every witness said absent, twice, %s apart", elapsed.Round(time.Second))
 		f.Releasable = true
 	default:
 		f.Verdict, f.Rule = Suspect, "grace"
-		f.Why = s.graceWhy(f.Wait.Round(time.Second))
+		f.Why = s.timed("every witness says absent; must stay so for another %s", f.Wait.Round(time.Second))
 	}
 }
 
-// graceWhy keeps its last text, since most have begun their grace together.
-func (s *scene) graceWhy(wait time.Duration) string {
-	if s.lastWhy == "" || wait != s.lastWait {
-		s.lastWait, s.lastWhy = wait, fmt.Sprintf("every witness says absent; must stay so for another %s", wait)
+// timed formats a reason and keeps the last one, since most have begun their grace
+// together.
+func (s *scene) timed(format string, d time.Duration) string {
+	if format != s.lastFormat || d != s.lastTime {
+		s.lastFormat, s.lastTime, s.lastWhy = format, d, fmt.Sprintf(format, d)
 	}
 	return s.lastWhy
 }

@@ -14,7 +14,7 @@ import (
 
 // scene is the join of all snapshots and testimonies: who holds which address, which
 // attachment lives in which namespace. Built once for a Case, read-only afterwards but
-// for the last text of graceWhy.
+// for the last text of timed.
 type scene struct {
 	c      *Case
 	silent map[string]string // witness -> why it does not count; absent key: it counts
@@ -57,9 +57,9 @@ type scene struct {
 	silentWhy                  string // see silentRequired
 	notListed                  string // sayCRI's detail of a sandbox that nobody lists
 
-	// of graceWhy
-	lastWait time.Duration
-	lastWhy  string
+	// of timed
+	lastFormat, lastWhy string
+	lastTime            time.Duration
 }
 
 func newScene(c *Case) *scene {
