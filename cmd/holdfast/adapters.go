@@ -186,9 +186,14 @@ func (h *holdBook) List() ([]verdict.Hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]verdict.Hold, len(list))
-	for i, e := range list {
-		out[i] = e.Verdict()
+	// What an undo put back is held against the sweeps of its own boot. In the next one
+	// its sandbox is gone for certain, and a person's word alone lasts.
+	boot := h.now().Boot
+	out := make([]verdict.Hold, 0, len(list))
+	for _, e := range list {
+		if e.By != state.ByUndo || e.At.Boot == "" || e.At.Boot == boot {
+			out = append(out, e.Verdict())
+		}
 	}
 	return out, nil
 }

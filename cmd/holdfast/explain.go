@@ -20,6 +20,9 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
+// maxExplained bounds how much one query may mean.
+const maxExplained = 500
+
 // maxAuditFile bounds a saved document: 65,536 reservations take some 120 MB.
 const maxAuditFile = 1 << 30
 
@@ -136,6 +139,9 @@ func explain(au *sweep.Audit, entries []journal.Entry, m report.Meta, query stri
 		TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindExplanation},
 		Node:     m.Node, At: au.Case.Now.Wall, Query: query, Vantage: report.Vantage(&au.Case, au.Judgement),
 		Witnesses: report.Witnesses(&au.Case, au.Judgement), Resources: []api.ExplainedItem{},
+	}
+	if len(found) > maxExplained {
+		return nil, fmt.Errorf("%q: %d resources match, more than %d; name one by its address or container ID", query, len(found), maxExplained)
 	}
 	for _, f := range found {
 		item := api.ExplainedItem{Resource: report.Resource(f, au.Case.Now)}

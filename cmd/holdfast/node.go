@@ -129,7 +129,7 @@ func (n *node) openState(want access) error {
 	if err != nil && want != readOnly {
 		n.unwritable = err
 		if want == releases {
-			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
+			return fmt.Errorf("nothing can be journalled, so nothing is released or put back: %w", err)
 		}
 		if st, err = state.Open(n.o.stateDir, state.Options{ReadOnly: true}); err != nil {
 			st = nil
@@ -153,7 +153,7 @@ func (n *node) openState(want access) error {
 	j, err := journal.Open(n.o.stateDir, journal.Options{ReadOnly: want != releases})
 	if err != nil {
 		if want == releases {
-			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
+			return fmt.Errorf("nothing can be journalled, so nothing is released or put back: %w", err)
 		}
 		n.warnings = append(n.warnings, err.Error())
 		return nil
@@ -161,7 +161,7 @@ func (n *node) openState(want access) error {
 	n.journal = j
 	if want == releases {
 		if err := j.Writable(); err != nil {
-			return fmt.Errorf("nothing can be journalled, so nothing is released: %w", err)
+			return fmt.Errorf("nothing can be journalled, so nothing is released or put back: %w", err)
 		}
 	}
 	return nil

@@ -130,6 +130,8 @@ type Runtime struct {
 	// PeerPID is the listener's PID in our PID namespace (SO_PEERCRED), 0 when it
 	// lives in one that we cannot see.
 	PeerPID int `json:"peerPID,omitempty"`
+	// PeerPIDNS is the inode of that process's PID namespace, 0 when it could not be read.
+	PeerPIDNS uint64 `json:"peerPIDNS,omitempty"`
 }
 
 // Sandbox is one Pod sandbox.
@@ -159,8 +161,10 @@ type Vantage struct {
 	Proven bool `json:"proven"`
 	// InitialPIDNS: the /proc that was read belongs to the initial PID namespace.
 	// Otherwise the runtimes' own processes must be visible in it.
-	InitialPIDNS bool    `json:"initialPIDNS"`
-	Checks       []Check `json:"checks,omitempty"`
+	InitialPIDNS bool `json:"initialPIDNS"`
+	// PIDNS is the inode of the PID namespace that the /proc shows, 0 when not known.
+	PIDNS  uint64  `json:"pidNS,omitempty"`
+	Checks []Check `json:"checks,omitempty"`
 }
 
 // Check is one thing doctor shows.

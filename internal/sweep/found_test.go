@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -262,5 +263,36 @@ func TestAllBatchesReported(t *testing.T) {
 	r, err := e.Reap(t.Context(), a, p)
 	if err == nil || len(r.Failed) != 600 {
 		t.Errorf("%d reported, %v", len(r.Failed), err)
+	}
+}
+
+// A hold that is given while a store's lock is waited for counts: its command has returned.
+func TestHoldUnderTheLock(t *testing.T) {
+	n := newNode(t)
+	path := n.reserve("pods", "10.1.0.2", id(1), "eth0")
+	other := n.reserve("pods", "10.1.0.3", id(2), "eth0")
+	e := n.engine()
+	a, p := n.due(e)
+	n.at = func(op string) error {
+		if op == "move pods" {
+			n.holds[verdict.Hold{Addr: netip.MustParseAddr("10.1.0.2")}] = true
+		}
+		return nil
+	}
+	reap(t, n, e, a, p)
+	if !exists(path) || exists(other) {
+		t.Errorf("held: there %v; not held: there %v", exists(path), exists(other))
+	}
+}
+
+// An undo of an earlier boot that a crash left half way holds nothing in this one.
+func TestSettledUndoOfAPastBootHoldsNothing(t *testing.T) {
+	n, _ := killedUndo(t, "restore 10.1.0.2+")
+	n.reboot("boot-3")
+	if _, err := n.engine().Settle(t.Context(), everywhere); err != nil {
+		t.Fatal(err)
+	}
+	if len(n.holds) != 0 {
+		t.Errorf("holds %v", n.holds)
 	}
 }

@@ -151,8 +151,8 @@ func (b *batch) release(ctx context.Context) error {
 // confirm asks the witnesses again. An answer that took too long is none.
 func (b *batch) confirm(ctx context.Context) error {
 	asked := b.e.Clock()
-	j, err := b.e.again(ctx, b.a)
-	b.answered = b.e.Clock()
+	j, holds, err := b.e.again(ctx, b.a)
+	b.answered, b.holds = b.e.Clock(), holds
 	if err != nil {
 		return err
 	}
@@ -168,10 +168,15 @@ func (b *batch) confirm(ctx context.Context) error {
 	return nil
 }
 
-// fresh reports whether the confirmation is young enough to act on.
+// fresh reports whether the confirmation is young enough to act on, and the holds are
+// still those that it was made with: a hold counts from when its command has returned.
 func (b *batch) fresh() bool {
 	d, ok := b.e.Clock().Since(b.answered)
-	return ok && d <= stale
+	if !ok || d > stale {
+		return false
+	}
+	holds, err := b.e.Holds.List()
+	return err == nil && slices.Equal(holds, b.holds)
 }
 
 // still reports whether a group may go on, with a fresh confirmation.
@@ -228,6 +233,7 @@ type batch struct {
 	mine     map[verdict.Key]bool
 	now      map[verdict.Key]verdict.Finding
 	answered claim.Instant
+	holds    []verdict.Hold
 	// stuck are stores of no use in this sweep, shared by its batches.
 	stuck map[string]error
 }

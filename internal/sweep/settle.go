@@ -90,6 +90,10 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 		// Its Pod is gone for good; putting it back would only hold the address.
 		rec.Outcome = journal.UndoFailed
 		return rec, e.Holds.Unhold(holdOf(en))
+	case undo && en.Intent.Boot != rec.At.Boot:
+		// Put back in a boot that is past: what lies there is judged as anything else.
+		rec.Outcome = journal.UndoRestored
+		return rec, e.Holds.Unhold(holdOf(en))
 	case undo:
 		// The hold first, as in undoOne: it may not have been written.
 		if _, err := e.Holds.Hold(holdOf(en), en.ID); err != nil {

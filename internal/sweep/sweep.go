@@ -298,11 +298,11 @@ func (e *Engine) ask(ctx context.Context, detail bool, who func(i int) bool) [][
 // again asks the witnesses again, reads the holds again, and judges the same listing by
 // the same code (gate 3). What is alive now is alive for the memory too: its next absence
 // begins a new run.
-func (e *Engine) again(ctx context.Context, a *Audit) (*verdict.Judgement, error) {
+func (e *Engine) again(ctx context.Context, a *Audit) (*verdict.Judgement, []verdict.Hold, error) {
 	c := a.Case
 	var err error
 	if c.Policy.Holds, err = e.Holds.List(); err != nil {
-		return nil, fmt.Errorf("the holds cannot be read: %w", err)
+		return nil, nil, fmt.Errorf("the holds cannot be read: %w", err)
 	}
 	c.Memory = a.Judgement.Memory
 	c.Testimonies = slices.Concat(e.ask(ctx, detailed(&a.Case), func(int) bool { return true })...)
@@ -321,7 +321,7 @@ func (e *Engine) again(ctx context.Context, a *Audit) (*verdict.Judgement, error
 		a.Judgement.Memory = slices.Clone(a.Judgement.Memory).With(revived...)
 		a.revived = true
 	}
-	return j, nil
+	return j, c.Policy.Holds, nil
 }
 
 func keyOf(r *claim.Resource) verdict.Key { return verdict.Key{Path: r.Path, Inc: r.Inc} }

@@ -474,6 +474,9 @@ func (s *scene) vantage() (ok bool, why string) {
 		if rt.PeerPID <= 0 {
 			return false, "the runtime at " + rt.Endpoint + " lives in a PID namespace that cannot be seen from here"
 		}
+		if v.PIDNS == 0 || rt.PeerPIDNS != v.PIDNS {
+			return false, "the runtime at " + rt.Endpoint + " does not live in the PID namespace whose processes were read"
+		}
 		n++
 	}
 	if n == 0 {

@@ -52,7 +52,15 @@ func TestVerdictTable(t *testing.T) {
 
 		{name: "vantage not proven", wait: grace, later: func(n *node) { n.vantage.Proven = false }, want: Unknown},
 		{name: "vantage not proven at the first", set: func(n *node) { n.vantage.Proven = false }, wait: grace, later: func(n *node) { n.vantage.Proven = true }, want: Suspect},
-		{name: "other PID namespace, runtimes visible", set: func(n *node) { n.vantage.InitialPIDNS = false }, wait: grace, want: Leaked, gone: true},
+		{name: "other PID namespace, runtimes visible", set: func(n *node) {
+			n.vantage.InitialPIDNS, n.vantage.PIDNS, n.runtimes[0].PeerPIDNS = false, 77, 77
+		}, wait: grace, want: Leaked, gone: true},
+		{name: "other PID namespace than the runtime's", set: func(n *node) {
+			n.vantage.InitialPIDNS, n.vantage.PIDNS, n.runtimes[0].PeerPIDNS = false, 77, 78
+		}, wait: grace, want: Unknown},
+		{name: "other PID namespace, the runtime's unread", set: func(n *node) {
+			n.vantage.InitialPIDNS, n.vantage.PIDNS = false, 77
+		}, wait: grace, want: Unknown},
 		{name: "other PID namespace, a runtime out of sight", set: func(n *node) {
 			n.vantage.InitialPIDNS = false
 			n.runtimes = append(n.runtimes, claim.Runtime{Endpoint: crioSock, Name: "cri-o", State: claim.StateComplete})

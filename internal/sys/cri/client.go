@@ -372,3 +372,13 @@ func explain(err error, timeout time.Duration) (string, proof) {
 	}
 	return printable(err.Error(), 300), provesNothing
 }
+
+// pidNamespace returns the inode of a process's PID namespace, 0 when it cannot be read.
+// It is our own /proc: the number is one of our own PID namespace (SO_PEERCRED).
+func pidNamespace(pid int) uint64 {
+	var st unix.Stat_t
+	if pid <= 0 || unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) != nil {
+		return 0
+	}
+	return st.Ino
+}

@@ -343,6 +343,7 @@ func (w *Witness) unite(outcomes []outcome, detail bool) claim.Testimony {
 		if o.err == nil {
 			answered++
 			r.State, r.Name, r.Version, r.PeerPID = claim.StateComplete, o.answer.name, o.answer.version, o.answer.peer
+			r.PeerPIDNS = pidNamespace(o.answer.peer)
 			r.Detail = summary(o.answer)
 			facts.Sandboxes = append(facts.Sandboxes, o.answer.sandboxes...)
 			spoken = append(spoken, fmt.Sprintf("%s %s at %s: %s", r.Name, r.Version, r.Endpoint, r.Detail))

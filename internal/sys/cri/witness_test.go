@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
@@ -109,6 +110,16 @@ func TestContract(t *testing.T) {
 	critest.RunContract(t, "unix://"+s.Socket)
 }
 
+// ownPIDNS is the inode of this process's PID namespace.
+func ownPIDNS(t *testing.T) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ino
+}
+
 func TestFacts(t *testing.T) {
 	s := listen(t, filepath.Join(dir(t), "cri.sock"), sandboxB(), sandboxA())
 	w := newWitness(t, cri.Config{Endpoints: []string{s.Socket}})
@@ -118,7 +129,7 @@ func TestFacts(t *testing.T) {
 	want := claim.CRIFacts{
 		Runtimes: []claim.Runtime{{
 			Endpoint: endpoint, Name: "critest", Version: "1.0", State: claim.StateComplete, Detail: "2 sandboxes",
-			Named: true, PeerPID: os.Getpid(),
+			Named: true, PeerPID: os.Getpid(), PeerPIDNS: ownPIDNS(t),
 		}},
 		Sandboxes: []claim.Sandbox{a, b},
 	}

@@ -317,6 +317,16 @@ func cniContainer(environ []byte) (id string, ok bool) {
 	return string(container), true
 }
 
+// cniNetns returns CNI_NETNS of an environment, if it is an absolute path.
+func cniNetns(environ []byte) (path string, ok bool) {
+	for v := range bytes.SplitSeq(environ, []byte{0}) {
+		if x, found := bytes.CutPrefix(v, []byte("CNI_NETNS=")); found {
+			return string(x), len(x) > 1 && x[0] == '/'
+		}
+	}
+	return "", false
+}
+
 // address is one entry of an RTM_GETADDR dump.
 type address struct {
 	index uint32

@@ -393,3 +393,19 @@ func FuzzAddresses(f *testing.F) {
 		dirent(data)
 	})
 }
+
+// TestCNINetns: the namespace that a plugin works on counts as used, so its path must be
+// read as the plugin itself reads it.
+func TestCNINetns(t *testing.T) {
+	for env, want := range map[string]string{
+		"CNI_COMMAND=ADD\x00CNI_NETNS=/run/netns/cni-1\x00":  "/run/netns/cni-1",
+		"CNI_NETNS=\x00CNI_NETNS=/run/netns/second\x00":      "",
+		"XCNI_NETNS=/run/netns/x\x00":                        "",
+		"CNI_NETNS=relative\x00":                             "",
+		"A=1\x00CNI_NETNS=/proc/1/ns/net\x00CNI_IFNAME=eth0": "/proc/1/ns/net",
+	} {
+		if got, ok := cniNetns([]byte(env)); ok != (want != "") || ok && got != want {
+			t.Errorf("%q gives %q, %v; want %q", env, got, ok, want)
+		}
+	}
+}

@@ -45,7 +45,7 @@ type peer struct {
 // Only the initial PID namespace is asked: elsewhere the host's own link may lead to
 // where its parent is (a node in a container), which no proc file system of it shows.
 func (s *snapshot) stranger(ctx context.Context) (bool, error) {
-	if initial, _ := s.pidNamespace(); !initial {
+	if initial, _ := s.pidNamespace(); initial != initialPIDNS {
 		return false, nil
 	}
 	host := s.spaces[s.host]

@@ -69,8 +69,9 @@ func (s *snapshot) vantage(failure error) claim.Vantage {
 		Fix:    "run as root; in a container, privileged",
 	})
 	if isProc {
-		initial, detail := s.pidNamespace()
-		v.InitialPIDNS = initial
+		pidns, detail := s.pidNamespace()
+		initial := pidns == initialPIDNS
+		v.InitialPIDNS, v.PIDNS = initial, pidns
 		c := claim.Check{Name: "pid-namespace", OK: initial, Detail: detail}
 		if !initial {
 			c.Fix = "run in the node's PID namespace (hostPID: true), or name its proc file system with --proc"
@@ -129,11 +130,11 @@ func (s *snapshot) vantage(failure error) claim.Vantage {
 	return v
 }
 
-// pidNamespace reports whether the proc file system is that of the initial PID
-// namespace. It shows the processes of its own namespace and of those below it, and
+// pidNamespace returns the PID namespace of which the proc file system is, 0 when that
+// cannot be told. It shows the processes of its own namespace and of those below it, and
 // nothing lies above the initial one: so one process in the initial namespace
 // proves it. PID 1 is asked, and kthreadd where PID 1 is guarded.
-func (s *snapshot) pidNamespace() (initial bool, detail string) {
+func (s *snapshot) pidNamespace() (ino uint64, detail string) {
 	var link [64]byte
 	for _, pid := range []string{"1", "2"} {
 		n, err := readlinkat(s.proc, pid+"/ns/pid", link[:])
@@ -142,12 +143,16 @@ func (s *snapshot) pidNamespace() (initial bool, detail string) {
 			continue
 		}
 		ino, ok := nsLink(link[:n], "pid")
-		if ok && ino == initialPIDNS {
-			return true, "initial"
+		switch {
+		case ok && ino == initialPIDNS:
+			return ino, "initial"
+		case !ok || pid != "1":
+			// Another process may be in a namespace below the one that is shown.
+			return 0, fmt.Sprintf("PID %s is not in the initial PID namespace (%d)", pid, uint64(initialPIDNS))
 		}
-		return false, fmt.Sprintf("PID %s is in PID namespace %d, not in the initial one (%d)", pid, ino, uint64(initialPIDNS))
+		return ino, fmt.Sprintf("PID %s is in PID namespace %d, not in the initial one (%d)", pid, ino, uint64(initialPIDNS))
 	}
-	return false, detail
+	return 0, detail
 }
 
 // hidepid looks for a mount option that hides processes. Whoever may ptrace a process

@@ -400,6 +400,11 @@ func (w *walker) plugin(dir, pid int, net uint64) (err error) {
 	}
 	if id, ok := cniContainer(w.file); ok {
 		w.hit(id, pid, net, "cni")
+		// The namespace that it works on is in use, though no process is in it yet.
+		var st unix.Stat_t
+		if path, ok := cniNetns(w.file); ok && unix.Fstatat(dir, "root"+path, &st, 0) == nil {
+			w.hit(id, pid, st.Ino, "cni")
+		}
 	}
 	return nil
 }
