@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,8 +133,18 @@ func (w *world) start(ts *testscript.TestScript, args []string) {
 	// A killed plugin's child may keep the pipes.
 	j.cmd.WaitDelay = time.Second
 	j.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	ts.Check(j.cmd.Start())
-	go func() { j.done <- j.cmd.Wait() }()
+	started := make(chan error)
+	go func() {
+		// The signal comes when the thread ends that started it, not when the process does.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := j.cmd.Start()
+		started <- err
+		if err == nil {
+			j.done <- j.cmd.Wait()
+		}
+	}()
+	ts.Check(<-started)
 	w.running[args[0]] = j
 	ts.Setenv("PID_"+args[0], strconv.Itoa(j.cmd.Process.Pid))
 }

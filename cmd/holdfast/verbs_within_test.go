@@ -28,6 +28,8 @@ import (
 //
 // "within replay FILE FILE" prints the first to stdout and the second to stderr.
 func within(args []string) int {
+	// A child's Pdeathsig comes when the thread ends that started it.
+	runtime.LockOSThread()
 	if len(args) == 3 && args[0] == "replay" {
 		return replayOutput(args[1], args[2])
 	}
