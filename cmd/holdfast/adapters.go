@@ -19,18 +19,11 @@ import (
 // The adapters below fit the drivers to the engine's interfaces. They translate and
 // decide nothing.
 
-// reservations lists addresses. follow: the data directories that only the libcni cache
-// names are looked at too, unless the command line said where to look.
-type reservations struct {
-	inv    *hostlocal.Inventory
-	follow bool
-}
+// reservations lists addresses.
+type reservations struct{ inv *hostlocal.Inventory }
 
 func (r reservations) Name() string { return r.inv.Name() }
 func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapshot {
-	if !r.follow {
-		dataDirs = nil
-	}
 	snap := r.inv.ListAlso(ctx, dataDirs)
 	if len(snap.Resources) >= large {
 		debug.SetGCPercent(largeGC)

@@ -106,7 +106,9 @@ func openNode(o *options, want access) (n *node, err error) {
 	n.quarantine = &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
 	n.engine = &sweep.Engine{
 		Inventories:  []sweep.Inventory{cache, lnk},
-		Reservations: reservations{hl, len(o.dataDirs)+len(o.confDirs) == 0},
+		Reservations: reservations{hl},
+		// Whoever says where to look wants nothing else looked at.
+		Follow: len(o.dataDirs)+len(o.confDirs) == 0,
 		Witnesses: []sweep.Witness{
 			procWitness{proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})},
 			criWitness{n.cri, knownErr, now},

@@ -201,7 +201,7 @@ func (n *node) engine() *Engine {
 		n.t.Fatal(err)
 	}
 	return &Engine{
-		Inventories: []Inventory{invTap{n, n.cache}}, Reservations: resTap{n}, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
+		Inventories: []Inventory{invTap{n, n.cache}}, Reservations: resTap{n}, Follow: true, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
 		Journal: logTap{n}, Vault: vaultTap{n}, Sides: sideTap{n}, Holds: holdTap{n}, Clock: n.clock, Rand: n.rng,
 	}
 }

@@ -128,14 +128,17 @@ type Holds interface {
 type Engine struct {
 	Inventories  []Inventory
 	Reservations Lister
-	Witnesses    []Witness
-	Memory       Memory
-	Journal      Log
-	Vault        Vault
-	Sides        Sides
-	Holds        Holds
-	Clock        func() claim.Instant
-	Rand         io.Reader
+	// Follow: Reservations also looks where only the other inventories say that there are
+	// addresses, so it waits for them. Otherwise all are listed at once.
+	Follow    bool
+	Witnesses []Witness
+	Memory    Memory
+	Journal   Log
+	Vault     Vault
+	Sides     Sides
+	Holds     Holds
+	Clock     func() claim.Instant
+	Rand      io.Reader
 }
 
 // Audit is the result of one look.
@@ -238,7 +241,11 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 		again = true
 	}
 	if need.Relist && a.Case.Relisted == nil {
-		s := e.Reservations.List(ctx, dataDirs(a.Case.Snapshots))
+		var dirs []string
+		if e.Follow {
+			dirs = dataDirs(a.Case.Snapshots)
+		}
+		s := e.Reservations.List(ctx, dirs)
 		a.Case.Relisted = &s
 		again = true
 	}
@@ -258,13 +265,20 @@ func detailed(c *verdict.Case) bool {
 
 // list asks every inventory; all have ended before any witness is asked (I6).
 func (e *Engine) list(ctx context.Context) []claim.Snapshot {
-	out := make([]claim.Snapshot, len(e.Inventories), len(e.Inventories)+1)
+	n := len(e.Inventories)
+	out := make([]claim.Snapshot, n+1)
 	var wg sync.WaitGroup
 	for i, inv := range e.Inventories {
 		wg.Go(func() { out[i] = inv.List(ctx) })
 	}
+	var dirs []string
+	if e.Follow {
+		wg.Wait()
+		dirs = dataDirs(out[:n])
+	}
+	out[n] = e.Reservations.List(ctx, dirs)
 	wg.Wait()
-	return append(out, e.Reservations.List(ctx, dataDirs(out)))
+	return out
 }
 
 // dataDirs are the data directories that cached configurations name: a network whose
