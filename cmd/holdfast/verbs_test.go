@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/sys/cri/critest"
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
 )
 
@@ -292,13 +293,12 @@ const immutableFlag = 0x10
 // script.
 func (w *world) immutable(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 2, 2, "immutable NET NAME")
+	testenv.Need(w.t, testenv.Immutable)
 	f, err := os.Open(filepath.Join(w.store(args[0]), args[1]))
 	ts.Check(err)
 	w.t.Cleanup(func() { f.Close() })
 	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
-	if err != nil {
-		w.t.Skipf("this file system has no immutable files: %v", err)
-	}
+	ts.Check(err)
 	ts.Check(unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|immutableFlag))
 	w.mutable = append(w.mutable, func() error { return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags) })
 }

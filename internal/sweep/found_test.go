@@ -296,3 +296,23 @@ func TestSettledUndoOfAPastBootHoldsNothing(t *testing.T) {
 		t.Errorf("holds %v", n.holds)
 	}
 }
+
+// A namespace whose removal said "done" and that is still there holds the address alive: a
+// second mount, a process that came (case F14). The address stays.
+func TestNamespaceThatStays(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		n := newNode(t)
+		mount := n.netns(50, 0, "10.1.0.2")
+		path := n.reserve("pods", "10.1.0.2", id(1), "eth0")
+		n.result("pods", id(1), "eth0", mount, 0, "10.1.0.2")
+		e := n.engine()
+		a, p := n.due(e)
+		n.sideState = func(s plan.Step) (journal.StepResult, bool) {
+			return journal.StepResult{Step: "netns", Object: s.Object, State: journal.StepDone}, stays && s.Kind == plan.StepNetns
+		}
+		reap(t, n, e, a, p)
+		if exists(path) != stays {
+			t.Errorf("the namespace stays: %v, the address stays: %v", stays, exists(path))
+		}
+	}
+}

@@ -425,3 +425,16 @@ func TestStrictProperties(t *testing.T) {
 		}
 	}
 }
+
+// Nothing is releasable before every sandbox's status was asked: who the kernel cannot see
+// may have the address by its runtime's word (case F20).
+func TestNothingGoesBeforeTheDetails(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		n := newNode(t)
+		n.bystander()
+		p := n.reserve("10.1.0.9", idA)
+		n.deaf = deaf
+		o := n.sweeps(2 * grace)
+		o.want(p, Leaked, !deaf)
+	}
+}

@@ -247,7 +247,7 @@ func (l *link) ask(ctx context.Context, path string, detail bool) (answer, error
 	return a, nil
 }
 
-// askOld is called when runtime.v1 is not implemented. A runtime that speaks only
+// askOld is called when runtime.v1 is unknown to the listener. A runtime that speaks only
 // runtime.v1alpha2 (containerd before 1.6, CRI-O before 1.23) has sandboxes all
 // the same, so it must not pass for "no CRI here". The messages of the two versions
 // have the same wire form. Never returns nil.
