@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
@@ -33,6 +34,7 @@ type node struct {
 	state   *state.Dir // nil when it cannot be opened; then nothing is remembered
 	journal *journal.Journal
 	cri     *cri.Witness
+	proc    *proc.Witness
 	holds   *holdBook
 	// quarantine lies below the state directory.
 	quarantine *hostlocal.Quarantine
@@ -104,13 +106,14 @@ func openNode(o *options, want access) (n *node, err error) {
 	lnk := links.New(links.Config{InInit: inInit, OpenInit: openInit, Clock: now})
 	bins := orDefault(o.binDirs, defaultBinDirs())
 	n.quarantine = &hostlocal.Quarantine{Dir: filepath.Join(o.stateDir, "quarantine"), Proc: o.proc}
+	n.proc = proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})
 	n.engine = &sweep.Engine{
 		Inventories:  []sweep.Inventory{cache, lnk},
 		Reservations: reservations{hl},
 		// Whoever says where to look wants nothing else looked at.
 		Follow: len(o.dataDirs)+len(o.confDirs) == 0,
 		Witnesses: []sweep.Witness{
-			procWitness{proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})},
+			procWitness{n.proc},
 			criWitness{n.cri, knownErr, now},
 			bootWitness{n},
 		},
@@ -226,7 +229,11 @@ func (n *node) lockDir(dir string) error {
 
 // look is one audit; record remembers its sightings.
 func (n *node) look(ctx context.Context) (*sweep.Audit, error) {
+	// While the inventories are listed.
+	var wg sync.WaitGroup
+	wg.Go(n.proc.Room)
 	a, err := n.engine.Look(ctx, n.policy)
+	wg.Wait()
 	if err != nil {
 		return nil, err
 	}
