@@ -95,7 +95,11 @@ func TestRules(t *testing.T) {
 		{"a room imports a room", "internal/testenv/cri/a.go", imp("cri", m+"internal/testenv"), nil},
 		{"cmd imports failpoint", "cmd/holdfast/a.go", imp("main", m+"internal/failpoint"), nil},
 		{"cmd imports sim", "cmd/holdfast/a.go", imp("main", m+"internal/sim"), []string{"testroom at cmd/holdfast/a.go:2"}},
-		{"the engine imports failpoint", "internal/sweep/a.go", imp("sweep", m+"internal/failpoint"), []string{"testroom at internal/sweep/a.go:2"}},
+		{"the engine imports the base", "internal/sweep/a.go", imp("sweep", m+"internal/failpoint"), nil},
+		{"a driver imports the base", "internal/sys/cri/a.go", imp("cri", m+"internal/failpoint"), nil},
+		{"pure imports the base", "internal/plan/a.go", imp("plan", m+"internal/failpoint"), []string{"direction at internal/plan/a.go:2"}},
+		{"the base imports the system", "internal/failpoint/a.go", imp("failpoint", "os", "golang.org/x/sys/unix"), nil},
+		{"the base imports pure", "internal/failpoint/a.go", imp("failpoint", m+"internal/claim"), []string{"direction at internal/failpoint/a.go:2"}},
 
 		// pure imports
 		{"pure imports text and netip", "internal/claim/a.go", imp("claim", "strings", "net/netip", "time", "encoding/json"), nil},

@@ -11,7 +11,7 @@ type ring string
 const (
 	ringAPI     ring = "api"       // published types
 	ringPure    ring = "ring 0"    // decides: values in, values out
-	ringBase    ring = "base"      // what stores stand on: file calls
+	ringBase    ring = "base"      // what stores stand on: file calls, failpoints
 	ringEngine  ring = "engine"    // waits, and defines the interfaces it consumes
 	ringDriver  ring = "driver"    // talks to one foreign system
 	ringService ring = "service"   // long-running parts
@@ -43,6 +43,7 @@ func ringOf(dir string) ring {
 		{"internal/report", ringPure},
 		{"internal/fsys/memfs", ringTest},
 		{"internal/fsys", ringBase},
+		{"internal/failpoint", ringBase},
 		{"internal/sweep", ringEngine},
 		{"internal/attach", ringEngine},
 		{"internal/journal", ringEngine},
@@ -51,7 +52,6 @@ func ringOf(dir string) ring {
 		{"internal/cniserver", ringService},
 		{"internal/poolctl", ringService},
 		{"internal/testenv", ringTest},
-		{"internal/failpoint", ringTest},
 		{"internal/sim", ringTest},
 		{"internal/deptest", ringTest},
 		{"cmd", ringCmd},

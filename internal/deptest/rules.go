@@ -61,8 +61,8 @@ func direction(f *file, module string) (bs []breach) {
 	return bs
 }
 
-// testRoom: what serves tests is never linked into the product, but for failpoints,
-// which cmd hands to what it wires.
+// testRoom: what serves tests is never linked into the product. (Failpoints are no test
+// room: they are in the product's source, and empty in its build.)
 func testRoom(f *file, module string) (bs []breach) {
 	r := ringOf(f.dir)
 	if f.test || r == ringTest || r == ringTool {
@@ -70,9 +70,6 @@ func testRoom(f *file, module string) (bs []breach) {
 	}
 	for _, i := range f.imports(module) {
 		if i.dir == "" || ringOf(i.dir) != ringTest {
-			continue
-		}
-		if under(i.dir, "internal/failpoint") && r == ringCmd {
 			continue
 		}
 		bs = append(bs, breach{f.at(i.spec), fmt.Sprintf("imports %s outside of a test", i.dir)})

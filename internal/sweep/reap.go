@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
@@ -121,6 +122,9 @@ func (b *batch) release(ctx context.Context) error {
 		}
 		return err
 	}
+	if err := failpoint.At(failpoint.ReapIntents); err != nil {
+		return err
+	}
 	// Gate 6: what can hold an address alive goes before the address, and is seen gone.
 	for _, g := range b.groups {
 		if b.still(ctx, g) {
@@ -138,14 +142,20 @@ func (b *batch) release(ctx context.Context) error {
 		}
 	}
 	cancel()
+	if err := failpoint.At(failpoint.ReapSides); err != nil {
+		return err
+	}
 	// Gates 5 and 7: under the allocator's lock, the same incarnation, moved.
 	b.move(ctx)
+	if err := failpoint.At(failpoint.ReapMoved); err != nil {
+		return err
+	}
 	b.putBack()
 	// Gate 8.
 	if err := b.e.Journal.Append(b.outcomes()...); err != nil {
 		return fmt.Errorf("the outcome could not be written; the next run settles it: %w", err)
 	}
-	return nil
+	return failpoint.At(failpoint.ReapOutcomes)
 }
 
 // confirm asks the witnesses again. An answer that took too long is none.

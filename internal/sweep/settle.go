@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
@@ -46,9 +47,13 @@ func (e *Engine) Settle(ctx context.Context, owns func(store string) bool) ([]Se
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return done, err
+			errs = append(errs, err) // what is done already is written
+			break
 		}
 		rec, err := e.settleOne(ctx, en)
+		if err == nil {
+			err = failpoint.At(failpoint.SettleAfter)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("settle %s: %w", en.ID, err))
 			continue
@@ -61,11 +66,14 @@ func (e *Engine) Settle(ctx context.Context, owns func(store string) bool) ([]Se
 			return nil, fmt.Errorf("settle: %w", err)
 		}
 	}
-	return done, errors.Join(errs...)
+	return done, errors.Join(append(errs, failpoint.At(failpoint.SettleWritten))...)
 }
 
 func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Record, error) {
 	rec := journal.Record{Type: journal.Outcome, At: e.Clock(), Sweep: en.Sweep, ReleaseID: en.ID, Detail: "settled after a crash"}
+	if err := failpoint.At(failpoint.SettleBefore); err != nil {
+		return rec, err
+	}
 	undo := en.State == journal.StateUndoOpen
 	if undo {
 		rec.Type = journal.UndoOutcome
@@ -207,6 +215,9 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 	if err := e.Journal.Append(journal.Record{Type: journal.UndoIntent, At: e.Clock(), Sweep: run, ReleaseID: en.ID}); err != nil {
 		return u, fmt.Errorf("no intent could be written, so nothing is undone: %w", err)
 	}
+	if err := failpoint.At(failpoint.UndoIntent); err != nil {
+		return u, err
+	}
 	for _, s := range en.Steps {
 		if s.Irreversible && s.State == journal.StepDone {
 			u.Lost = append(u.Lost, s)
@@ -216,6 +227,9 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 		e.restore(&u, en)
 	} else {
 		u.Outcome = journal.UndoRestored
+	}
+	if err := failpoint.At(failpoint.UndoRestored); err != nil {
+		return u, err
 	}
 	if c := en.Release.Cache; c != nil && u.Outcome == journal.UndoRestored {
 		step := journal.StepResult{Step: "cache", Object: c.Path, State: journal.StepDone}
@@ -227,6 +241,9 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 		}
 		u.Steps = append(u.Steps, step)
 	}
+	if err := failpoint.At(failpoint.UndoCache); err != nil {
+		return u, err
+	}
 	rec := journal.Record{Type: journal.UndoOutcome, At: e.Clock(), Sweep: run, ReleaseID: en.ID, Outcome: u.Outcome, Steps: append(u.Steps, u.Lost...)}
 	if u.Err != nil {
 		rec.Detail = u.Err.Error()
@@ -234,7 +251,7 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 	if err := e.Journal.Append(rec); err != nil {
 		return u, fmt.Errorf("the outcome could not be written; the next run settles it: %w", err)
 	}
-	return u, nil
+	return u, failpoint.At(failpoint.UndoOutcome)
 }
 
 func (e *Engine) restore(u *Undone, en journal.Entry) {
@@ -245,7 +262,10 @@ func (e *Engine) restore(u *Undone, en journal.Entry) {
 		u.Outcome, u.Err = journal.UndoFailed, fmt.Errorf("no hold could be written, so the next sweep would release it again: %w", err)
 		return
 	}
-	taken, err := e.Vault.Restore(context.Background(), Move{ReleaseID: en.ID, Path: r.Path, Inc: r.Inc})
+	taken, err := false, failpoint.At(failpoint.UndoHeld)
+	if err == nil {
+		taken, err = e.Vault.Restore(context.Background(), Move{ReleaseID: en.ID, Path: r.Path, Inc: r.Inc})
+	}
 	switch {
 	case taken:
 		u.Outcome, u.Err = journal.UndoTaken, fmt.Errorf("%s is reserved again by another: not put back", r.Addr)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 )
 
 // DefaultTimeout bounds one step. A plugin waits for the xtables lock, which a
@@ -115,6 +117,9 @@ func (r *Runner) del(ctx context.Context, call Call) error {
 	if err != nil {
 		return fmt.Errorf("plugin %s %w in %s", quote(call.Plugin), ErrMissing, quote(strings.Join(r.cfg.BinDirs, ":")))
 	}
+	if err := failpoint.At(failpoint.DelBefore); err != nil {
+		return err
+	}
 	stdout, stderr, err := r.exec(ctx, command{
 		path: path, stdin: call.Stdin,
 		env: []string{
@@ -127,6 +132,9 @@ func (r *Runner) del(ctx context.Context, call Call) error {
 			"CNI_PATH=" + strings.Join(r.cfg.BinDirs, string(os.PathListSeparator)),
 		},
 	})
+	if err := failpoint.At(failpoint.DelAfter); err != nil {
+		return err
+	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		return pluginError(exit.ExitCode(), stdout, stderr)

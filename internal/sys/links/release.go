@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 )
 
 // ErrOutside says that a path is no direct entry of a configured directory.
@@ -62,12 +64,18 @@ func (v *Inventory) removeNetns(ctx context.Context, path string, netnsID uint64
 		return err
 	}
 	return v.inHostMounts(func(host view) error {
+		if err := failpoint.At(failpoint.NetnsBefore); err != nil {
+			return err
+		}
 		dir, err := os.OpenFile(parent, os.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err == nil {
 			defer dir.Close()
 			err = unmountAndUnlink(host, dir, filepath.Join(parent, name), netnsID)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := failpoint.At(failpoint.NetnsAfter); err != nil {
 			return err
 		}
 		// Gone from this path is not gone: another mount keeps it as well.
@@ -129,6 +137,9 @@ func unmountAndUnlink(host view, dir *os.File, path string, netnsID uint64) erro
 		}
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return os.NewSyscallError("umount2", err)
+		}
+		if err := failpoint.At(failpoint.NetnsUnmounted); err != nil {
+			return err
 		}
 		unmounted = true
 	}

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 )
 
 // netlinkTimeout bounds one read from the kernel, which holds a lock for all links.
@@ -148,10 +150,16 @@ func (v *Inventory) removeVeth(ctx context.Context, want Veth) error {
 	if a := l.Attrs(); l.Type() != "veth" || a.Index != want.Index || a.Name != want.Name || a.HardwareAddr.String() != want.MAC {
 		return ErrChanged
 	}
+	if err := failpoint.At(failpoint.VethBefore); err != nil {
+		return err
+	}
 	if err := h.LinkDel(l); err != nil {
 		if errors.Is(err, unix.ENODEV) {
 			return fs.ErrNotExist
 		}
+		return err
+	}
+	if err := failpoint.At(failpoint.VethAfter); err != nil {
 		return err
 	}
 	switch _, err := h.LinkByIndex(want.Index); {
