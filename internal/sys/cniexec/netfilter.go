@@ -161,38 +161,59 @@ func nftComment(call Call) string {
 // our table there are none.
 func (r *Runner) nftRules(ctx context.Context, nft, prefix string) ([]uint64, error) {
 	list := func(args ...string) (nftList, error) {
-		var l nftList
 		out, stderr, err := r.exec(ctx, command{path: nft, env: []string{"PATH=" + r.cfg.Path}, args: args, max: maxList})
 		if err != nil {
-			return l, fmt.Errorf("nft list: %w: %s", err, clean(string(stderr)))
+			return nftList{}, fmt.Errorf("nft list: %w: %s", err, clean(string(stderr)))
 		}
-		if err := json.Unmarshal(out, &l); err != nil {
-			return l, fmt.Errorf("nft list: %s", clean(err.Error()))
-		}
-		return l, nil
+		return parseNFT(out)
 	}
 	chains, err := list("-j", "list", "chains", nftFamily)
 	if err != nil {
 		return nil, err
 	}
-	found := false
-	for _, o := range chains.Objects {
-		found = found || o.Chain != nil && o.Chain.Table == nftTable && o.Chain.Name == nftChain
-	}
-	if !found {
+	if !chains.hasChain() {
 		return nil, nil
 	}
 	rules, err := list("-j", "-a", "list", "chain", nftFamily, nftTable, nftChain)
 	if err != nil {
 		return nil, err
 	}
-	var handles []uint64
-	for _, o := range rules.Objects {
-		if o.Rule != nil && o.Rule.Handle != 0 && strings.HasPrefix(o.Rule.Comment, prefix) {
-			handles = append(handles, o.Rule.Handle)
+	return rules.handles(prefix), nil
+}
+
+// parseNFT reads a listing of nft -j. One without a list of objects is an error: nft
+// writes its version there at least, and taken for an empty one it would say that every
+// rule is gone.
+func parseNFT(out []byte) (nftList, error) {
+	var l nftList
+	if err := json.Unmarshal(out, &l); err != nil {
+		return nftList{}, fmt.Errorf("nft list: %s", clean(err.Error()))
+	}
+	if l.Objects == nil {
+		return nftList{}, errors.New("nft list: the output is no listing")
+	}
+	return l, nil
+}
+
+// hasChain reports whether the chain of the plugins' masquerade is listed.
+func (l nftList) hasChain() bool {
+	for _, o := range l.Objects {
+		if o.Chain != nil && o.Chain.Table == nftTable && o.Chain.Name == nftChain {
+			return true
 		}
 	}
-	return handles, nil
+	return false
+}
+
+// handles returns those of the rules whose comment begins with prefix.
+func (l nftList) handles(prefix string) []uint64 {
+	var out []uint64
+	for _, o := range l.Objects {
+		if o.Rule != nil && o.Rule.Handle != 0 && strings.HasPrefix(o.Rule.Comment, prefix) {
+			out = append(out, o.Rule.Handle)
+		}
+	}
+	return out
 }
 
 type nftList struct {
