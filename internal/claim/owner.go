@@ -3,6 +3,7 @@ package claim
 import (
 	"regexp"
 	"strings"
+	"unicode"
 )
 
 // OwnerShape says what kind of text stands in a reservation's first line.
@@ -40,7 +41,6 @@ var (
 	nerdctlID = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,75}-[0-9a-f]{64}$`)
 	cnitoolID = regexp.MustCompile(`^cnitool-[0-9a-f]{20}$`)
 	decimal   = regexp.MustCompile(`^[0-9]+$`)
-	ifName    = regexp.MustCompile(`^[^/:\s\x00-\x1f\x7f]{1,15}$`)
 )
 
 // IsContainerID reports whether s has the whole shape of a container ID that a
@@ -54,6 +54,16 @@ func IsContainerID(s string) bool {
 		return true
 	}
 	return false
+}
+
+// IsIfName reports whether s can name a network interface: what the kernel allows
+// (net/core/dev.c: dev_valid_name: 1 to 15 bytes, no slash, colon or white space, not "."
+// or ".."), without control characters, which libcni lets pass and nobody uses.
+func IsIfName(s string) bool {
+	if s == "" || len(s) > 15 || s == "." || s == ".." {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool { return r == '/' || r == ':' || unicode.IsSpace(r) || unicode.IsControl(r) })
 }
 
 // ParseOwner reads the content of a host-local reservation: "ID", "ID\nIFNAME" or
@@ -70,7 +80,7 @@ func ParseOwner(content []byte) Owner {
 	}
 	first, rest, _ := strings.Cut(text, "\n")
 	o := Owner{ID: strings.TrimSpace(first), IfName: strings.Trim(rest, " \t\r"), Shape: ShapeForeign}
-	if IsContainerID(o.ID) && (o.IfName == "" || ifName.MatchString(o.IfName)) {
+	if IsContainerID(o.ID) && (o.IfName == "" || IsIfName(o.IfName)) {
 		o.Shape = ShapeContainer
 	}
 	return o

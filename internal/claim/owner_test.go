@@ -95,7 +95,7 @@ func TestAliases(t *testing.T) {
 // FuzzParseOwner: no content panics, and what is taken for a container can be printed,
 // used in a path, and read again.
 func FuzzParseOwner(f *testing.F) {
-	for _, s := range []string{"", hex64, hex64 + "\r\neth0", uuid, "default-" + hex64, "4711", "reserved-vip", "\x00\x00", "a\nb\nc", "../" + hex64, hex64 + "\r\n../x"} {
+	for _, s := range []string{"", hex64, hex64 + "\r\neth0", uuid, "default-" + hex64, "4711", "reserved-vip", "\x00\x00", "a\nb\nc", "../" + hex64, hex64 + "\r\n../x", hex64 + "\n..", hex64 + "\n\u65e5\u672c\u8a9e\u65e5\u672c\u8a9e"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -113,7 +113,7 @@ func FuzzParseOwner(f *testing.F) {
 			}
 			return
 		}
-		if !IsContainerID(o.ID) || strings.ContainsAny(o.ID+o.IfName, "/\\ \x00\r\n\t\x1b") || len(o.ID) > 400 && !strings.Contains(o.ID, ".") {
+		if !IsContainerID(o.ID) || strings.ContainsAny(o.ID, "/\\ \x00\r\n\t\x1b") || o.IfName != "" && !IsIfName(o.IfName) || len(o.ID) > 400 && !strings.Contains(o.ID, ".") {
 			t.Errorf("%q passes as container %q on %q", b, o.ID, o.IfName)
 		}
 		if strings.HasPrefix(o.ID, ".") || strings.HasPrefix(o.ID, "-") {
@@ -128,4 +128,23 @@ func FuzzParseOwner(f *testing.F) {
 			t.Errorf("%+v reads back as %+v", o, again)
 		}
 	})
+}
+
+// FuzzIsIfName compares with the kernel's rule, byte for byte (net/core/dev.c:
+// dev_valid_name), of which ours allows a part.
+func FuzzIsIfName(f *testing.F) {
+	for _, s := range []string{"eth0", "", ".", "..", "a/b", "a:1", "123456789012345", "1234567890123456", "a b", "a\x00", "\x1b[2J", "a\u00a0b", "\u0085", "\xff", "日本"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		kernel := s != "" && len(s) < 16 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\x00")
+		control := strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 })
+		if got := IsIfName(s); got && (!kernel || control) || !got && kernel && isASCIIGraphic(s) {
+			t.Errorf("IsIfName(%q) = %t", s, got)
+		}
+	})
+}
+
+func isASCIIGraphic(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }

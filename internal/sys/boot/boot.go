@@ -157,7 +157,8 @@ func notCovered(mountinfo string) error {
 // over itself, read-only, and it is the same file system.
 func coversBootID(mountinfo []byte) bool {
 	for line := range bytes.Lines(mountinfo) {
-		field := bytes.Fields(line)
+		// One blank between fields; the kernel leaves other white space in a path as it is.
+		field := bytes.Split(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 		if len(field) < 5 {
 			continue
 		}

@@ -41,7 +41,7 @@ func FuzzSplitName(f *testing.F) {
 		for i := 1; i < len(parts); i++ {
 			for j := i + 1; j < len(parts); j++ {
 				x := claim.Attachment{Network: strings.Join(parts[:i], "-"), ContainerID: strings.Join(parts[i:j], "-"), IfName: strings.Join(parts[j:], "-")}
-				if utils.ValidateNetworkName(x.Network) != nil || utils.ValidateInterfaceName(x.IfName) != nil {
+				if utils.ValidateNetworkName(x.Network) != nil || !claim.IsIfName(x.IfName) {
 					continue
 				}
 				if k := shapeRank(x.ContainerID); k < rank {

@@ -43,7 +43,7 @@ func splitName(name string) (a claim.Attachment, ok bool) {
 				continue
 			}
 			network, id, ifName := name[:i], name[i+1:j], name[j+1:]
-			if utils.ValidateNetworkName(network) != nil || utils.ValidateInterfaceName(ifName) != nil {
+			if utils.ValidateNetworkName(network) != nil || !claim.IsIfName(ifName) {
 				continue
 			}
 			rank := shapeRank(id)

@@ -124,8 +124,13 @@ func validate(a claim.Attachment) error {
 	if err := utils.ValidateInterfaceName(a.IfName); err != nil {
 		return fmt.Errorf("interface name: %w", err)
 	}
+	if !claim.IsIfName(a.IfName) {
+		return errIfName
+	}
 	return nil
 }
+
+var errIfName = errors.New("interface name: holds control characters")
 
 // owner is sound for a validated attachment only: no field holds a line break.
 func owner(a claim.Attachment) claim.Owner {

@@ -78,7 +78,7 @@ func parseCached(content []byte) (*cached, error) {
 	if c.Kind != libcni.CNICacheV1 {
 		return nil, fmt.Errorf("%w: kind %s", ErrEntry, quote(c.Kind))
 	}
-	if utils.ValidateNetworkName(c.NetworkName) != nil || utils.ValidateContainerID(c.ContainerID) != nil || utils.ValidateInterfaceName(c.IfName) != nil {
+	if utils.ValidateNetworkName(c.NetworkName) != nil || utils.ValidateContainerID(c.ContainerID) != nil || !claim.IsIfName(c.IfName) {
 		return nil, fmt.Errorf("%w: names no valid attachment", ErrEntry)
 	}
 	return &c, nil

@@ -188,7 +188,7 @@ func (w view) hide(netnsID uint64) error {
 func parseMounts(mountinfo []byte) ([]entry, error) {
 	var out []entry
 	for line := range bytes.Lines(mountinfo) {
-		f := bytes.Fields(line)
+		f := mountFields(line)
 		end := slices.IndexFunc(f, func(x []byte) bool { return string(x) == "-" })
 		if end < 6 || end+1 >= len(f) {
 			return nil, fmt.Errorf("mountinfo: cannot read the line %q", line[:min(len(line), 256)])
@@ -211,6 +211,13 @@ func parseMounts(mountinfo []byte) ([]entry, error) {
 		out = append(out, m)
 	}
 	return out, nil
+}
+
+// mountFields splits a line of a mountinfo. One blank stands between fields, and a source
+// may be empty. The kernel escapes blank, tab and newline in a path, and no other white
+// space: whoever owns a mount namespace could move the fields with that.
+func mountFields(line []byte) [][]byte {
+	return bytes.Split(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 }
 
 // unescape undoes the kernel's \ooo in mountinfo.

@@ -78,10 +78,17 @@ func netMounts(mountinfo []byte) ([]nsMount, error) {
 	return out, nil
 }
 
+// mountFields splits a line of a mountinfo. One blank stands between fields, and a source
+// may be empty. The kernel escapes blank, tab and newline in a path, and no other white
+// space: whoever owns a mount namespace could move the fields with that.
+func mountFields(line []byte) [][]byte {
+	return bytes.Split(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+}
+
 // netMount reads the part of an nsfs line before its " - ": "ID parent maj:min root
 // mountpoint options [optional fields]". ok is false for other kinds of namespaces.
 func netMount(line []byte) (m nsMount, ok bool, err error) {
-	f := bytes.Fields(line)
+	f := mountFields(line)
 	if len(f) < 6 {
 		return m, false, fmt.Errorf("mountinfo: cannot read the nsfs line %q", clip(line))
 	}

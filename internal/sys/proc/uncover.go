@@ -204,7 +204,7 @@ type mountLine struct {
 func mountTree(mountinfo []byte) ([]mountLine, error) {
 	var out []mountLine
 	for line := range bytes.Lines(mountinfo) {
-		f := bytes.Fields(line)
+		f := mountFields(line)
 		end := slices.IndexFunc(f, func(x []byte) bool { return string(x) == "-" })
 		if end < 6 || end+1 >= len(f) {
 			return nil, fmt.Errorf("mountinfo: cannot read the line %q", clip(line))

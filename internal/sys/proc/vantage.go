@@ -181,7 +181,7 @@ func (s *snapshot) hidepid() claim.Check {
 func hidesPIDs(mountinfo []byte, at string) bool {
 	hides := false
 	for line := range bytes.Lines(mountinfo) {
-		f := bytes.Fields(line)
+		f := mountFields(line)
 		if len(f) < 9 || string(f[4]) != filepath.Clean(at) {
 			continue
 		}
