@@ -147,7 +147,7 @@ func (a *app) warn(n *node) {
 	}
 }
 
-// auditText writes the audit for people, after remembered has returned.
+// auditText makes the audit for people and writes it after remembered has returned.
 func (a *app) auditText(out io.Writer, au *sweep.Audit, m report.Meta, found []*verdict.Finding, remembered func()) error {
 	if !a.wide() {
 		found = report.FoldFindings(found)
@@ -159,9 +159,12 @@ func (a *app) auditText(out io.Writer, au *sweep.Audit, m report.Meta, found []*
 	if !a.wide() {
 		hidden = max(0, counts[string(verdict.InUse)]-maxInUse)
 	}
-	remembered()
-	a.complain(report.Vantage(&au.Case, au.Judgement), report.Witnesses(&au.Case, au.Judgement), report.Notes(&au.Case))
-	w := bufio.NewWriter(out)
+	gate := &gate{out: out, before: func() {
+		remembered()
+		a.complain(report.Vantage(&au.Case, au.Judgement), report.Witnesses(&au.Case, au.Judgement), report.Notes(&au.Case))
+	}}
+	// An ordinary node's table fits in, and is ready when the disk is.
+	w := bufio.NewWriterSize(gate, 1<<20)
 	if len(found) > hidden {
 		a.rows(w, header, widths, rows)
 	}
@@ -176,6 +179,20 @@ func (a *app) auditText(out io.Writer, au *sweep.Audit, m report.Meta, found []*
 		return fmt.Errorf("output: %w", err)
 	}
 	return nil
+}
+
+// gate is a writer that does something before the first bytes go through.
+type gate struct {
+	out    io.Writer
+	before func()
+}
+
+func (g *gate) Write(b []byte) (int, error) {
+	if g.before != nil {
+		g.before()
+		g.before = nil
+	}
+	return g.out.Write(b)
 }
 
 // summary is a line for each network, then the counts.

@@ -242,7 +242,7 @@ func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
 	out := Brief(f, now)
 	out.Says = make([]api.Say, 0, len(f.Says))
 	for _, s := range f.Says {
-		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
+		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.About(f.Resource)})
 	}
 	return out
 }

@@ -362,7 +362,7 @@ func (b *batch) intent(it *item) journal.Record {
 		Why: it.f.Why, FirstSeen: it.f.First, Cache: it.cache,
 	}
 	for _, s := range it.f.Says {
-		rel.Says = append(rel.Says, journal.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.Detail})
+		rel.Says = append(rel.Says, journal.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.About(it.f.Resource)})
 	}
 	return journal.Record{Type: journal.Intent, At: b.e.Clock(), Sweep: b.res.Sweep, ReleaseID: it.id, Release: rel}
 }

@@ -36,6 +36,17 @@ type Say struct {
 	Witness string `json:"witness"`
 	Word    Word   `json:"word"`
 	Detail  string `json:"detail,omitempty"`
+	// Addressed: the resource's address belongs behind the detail; see About. So what is
+	// said of nearly every reservation is the same, and kept once.
+	Addressed bool `json:"addressed,omitempty"`
+}
+
+// About is the whole detail of what was said of r.
+func (s Say) About(r *claim.Resource) string {
+	if s.Addressed {
+		return s.Detail + r.Addr.String()
+	}
+	return s.Detail
 }
 
 // Finding is the verdict on one resource with the whole reasoning.
@@ -45,7 +56,8 @@ type Finding struct {
 	// Rule names the rule that decided, for example "address-held".
 	Rule string `json:"rule"`
 	// Why is one line in plain words.
-	Why  string    `json:"why"`
+	Why string `json:"why"`
+	// Says are shared between findings.
 	Says []Say     `json:"says,omitempty"`
 	Pod  claim.Pod `json:"pod,omitzero"`
 	// First is when this incarnation was first seen; Absent since when every required

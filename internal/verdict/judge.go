@@ -29,6 +29,7 @@ func Judge(c *Case) *Judgement {
 	}
 
 	list := make([]assessment, 0, total)
+	at := 0 // in old
 	for i := range c.Snapshots {
 		for j := range c.Snapshots[i].Resources {
 			r := &c.Snapshots[i].Resources[j]
@@ -37,11 +38,16 @@ func Judge(c *Case) *Judgement {
 			}
 			// There is room for all, so that the finding stays where it is.
 			out.Findings = append(out.Findings, Finding{Resource: r})
-			list = append(list, s.assess(&out.Findings[len(out.Findings)-1], old.Get(Key{r.Path, r.Inc})))
+			var prior *Sighting
+			prior, at = old.near(&Key{r.Path, r.Inc}, at)
+			a := s.assess(&out.Findings[len(out.Findings)-1], prior)
+			a.at = at
+			list = append(list, a)
 		}
 	}
 	gather(list, c.Policy.held)
-	memory := make(Memory, 0, len(list))
+	// What was known stays where it stood, which is in order.
+	memory, fresh := make(Memory, len(old)), Memory(nil)
 	for i := range list {
 		a := &list[i]
 		if s.needsDetail(a) {
@@ -49,11 +55,16 @@ func Judge(c *Case) *Judgement {
 		}
 		next := s.remember(a)
 		if a.Resource.Problem == "" || a.Resource.Kind == claim.KindCache {
-			memory = append(memory, next)
+			if a.prior != nil {
+				memory[a.at] = next
+			} else {
+				fresh = append(fresh, next)
+			}
 		}
 		s.conclude(a, next)
 	}
-	out.Memory = s.keepUnlisted(old, memory.ordered())
+	memory = slices.DeleteFunc(memory, func(s *Sighting) bool { return s == nil })
+	out.Memory = s.keepUnlisted(old, memory.With(fresh...))
 	s.idleNetns(out, old)
 	together(out.Findings)
 	s.keepPinned(out.Findings)

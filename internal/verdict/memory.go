@@ -63,6 +63,43 @@ func (m Memory) Get(k Key) *Sighting {
 	return m[i]
 }
 
+// near is Get that searches around index at first, and returns where it ended. What is
+// asked for in nearly the memory's order, as the addresses of a store are, is found in
+// a few steps.
+func (m Memory) near(k *Key, at int) (*Sighting, int) {
+	// k lies in m[low:high], if anywhere.
+	low, high := 0, len(m)
+	for step := 1; at < len(m); step *= 4 {
+		c := compareKeys(&m[at].Key, k)
+		if c == 0 {
+			return m[at], at
+		}
+		if c < 0 {
+			low = at + 1
+			if at += step; at >= high {
+				break
+			}
+		} else {
+			high = at
+			if at -= step; at < low {
+				break
+			}
+		}
+	}
+	for low < high {
+		mid := int(uint(low+high) >> 1)
+		switch c := compareKeys(&m[mid].Key, k); {
+		case c == 0:
+			return m[mid], mid
+		case c < 0:
+			low = mid + 1
+		default:
+			high = mid
+		}
+	}
+	return nil, low
+}
+
 // With returns m and more; of two with one key the later stays. m must not be used any
 // more.
 func (m Memory) With(more ...*Sighting) Memory {

@@ -139,16 +139,16 @@ func (s *scene) aliveSays(o claim.Owner) []Say {
 	var says []Say
 	for _, id := range o.Aliases() {
 		if h := s.hits[id]; len(h) > 0 {
-			says = append(says, Say{claim.WitnessProcess, Alive, fmt.Sprintf("process %d carries the ID (%s)", h[0].PID, h[0].Via)})
+			says = append(says, Say{Witness: claim.WitnessProcess, Word: Alive, Detail: fmt.Sprintf("process %d carries the ID (%s)", h[0].PID, h[0].Via)})
 		}
 		for _, b := range s.sandboxes[id] {
 			if b.Ready {
-				says = append(says, Say{claim.WitnessCRI, Alive, b.Endpoint + " lists it, Ready"})
+				says = append(says, Say{Witness: claim.WitnessCRI, Word: Alive, Detail: b.Endpoint + " lists it, Ready"})
 			}
 		}
 		for _, n := range s.homes[id] {
 			if s.used(n) {
-				says = append(says, Say{claim.WitnessKernel, Alive, "its network namespace " + s.describe(n) + " is in use"})
+				says = append(says, Say{Witness: claim.WitnessKernel, Word: Alive, Detail: "its network namespace " + s.describe(n) + " is in use"})
 			}
 		}
 	}
@@ -186,7 +186,7 @@ func (s *scene) missingByKernel(taken map[slot]bool) []Finding {
 					o = claim.Owner{Shape: claim.ShapeContainer, ID: t[0], IfName: a.If}
 				}
 				found = append(found, s.missingFinding(st.Dir, st.Network, addr, o,
-					[]Say{{claim.WitnessKernel, Alive, s.describe(n) + " holds the address on " + fmt.Sprintf("%q", a.If)}}))
+					[]Say{{Witness: claim.WitnessKernel, Word: Alive, Detail: s.describe(n) + " holds the address on " + fmt.Sprintf("%q", a.If)}}))
 				break
 			}
 		}

@@ -14,7 +14,7 @@ import (
 
 // scene is the join of all snapshots and testimonies: who holds which address, which
 // attachment lives in which namespace. Built once for a Case, read-only afterwards but
-// for the last text of timed.
+// for the last texts of timed and shared.
 type scene struct {
 	c      *Case
 	silent map[string]string // witness -> why it does not count; absent key: it counts
@@ -60,6 +60,8 @@ type scene struct {
 	// of timed
 	lastFormat, lastWhy string
 	lastTime            time.Duration
+
+	says, lastSays []Say // see shared
 }
 
 func newScene(c *Case) *scene {

@@ -36,6 +36,7 @@ type assessment struct {
 	witnesses []string
 	held      string // a namespace that would go holds an address that a person held
 	prior     *Sighting
+	at        int // of prior in the memory
 }
 
 func (a *assessment) say(w string, word Word, format string, args ...any) Word {
@@ -44,9 +45,6 @@ func (a *assessment) say(w string, word Word, format string, args ...any) Word {
 
 // word is say for a detail that needs no formatting.
 func (a *assessment) word(w string, word Word, detail string) Word {
-	if a.Says == nil {
-		a.Says = make([]Say, 0, 3) // kernel, process, cri; boot seldom has anything to say
-	}
 	a.Says = append(a.Says, Say{Witness: w, Word: word, Detail: detail})
 	return word
 }
@@ -80,10 +78,13 @@ func (s *scene) assess(f *Finding, prior *Sighting) assessment {
 		return a
 	}
 	ids := s.ids(r)
+	a.Says = s.says[:0]
 	kernel, homes := s.sayKernel(&a, ids)
 	process := s.sayProcess(&a, ids)
 	cri := s.sayCRI(&a, ids)
 	s.sayBoot(&a)
+	s.says = a.Says
+	a.Says = s.shared(a.Says)
 
 	switch {
 	case kernel == Other:
@@ -111,6 +112,15 @@ func (s *scene) assess(f *Finding, prior *Sighting) assessment {
 		s.claimed(&a, ids)
 	}
 	return a
+}
+
+// shared returns says, which stand in scratch memory, as a slice that lasts: the last one
+// where they are the same, as for nearly all that is dead.
+func (s *scene) shared(says []Say) []Say {
+	if !slices.Equal(says, s.lastSays) {
+		s.lastSays = slices.Clone(says)
+	}
+	return s.lastSays
 }
 
 // claimed: a living container is said to have the address, by its runtime's status or
@@ -257,7 +267,8 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 	if len(homes) > 0 {
 		return a.say(claim.WitnessKernel, Alive, "its network namespace %s exists, without the address", s.describe(homes[0])), homes
 	}
-	return a.word(claim.WitnessKernel, Absent, "no network namespace of this node holds "+r.Addr.String()), nil
+	a.Says = append(a.Says, Say{claim.WitnessKernel, Absent, "no network namespace of this node holds ", true})
+	return Absent, nil
 }
 
 // cacheHolders returns the namespaces that hold an address of a cached result, without
