@@ -87,7 +87,9 @@ func (f *File) Write(p []byte) (n int, err error) {
 }
 
 // Truncate sets the size.
-func (f *File) Truncate(size int64) error { return os.NewSyscallError("truncate", f.fs.Ftruncate(f.fd, size)) }
+func (f *File) Truncate(size int64) error {
+	return os.NewSyscallError("truncate", f.fs.Ftruncate(f.fd, size))
+}
 
 // Sync makes content and size durable.
 func (f *File) Sync() error { return os.NewSyscallError("fsync", f.fs.Fsync(f.fd)) }
