@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/sys/proc"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 )
 
 // The scripts of testdata/script run the real command as processes of their own, on the
@@ -42,6 +43,8 @@ func TestScripts(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d scripts: %v", len(files), err)
 	}
+	// The scripts run beside each other: their process is looked at when all have ended.
+	leak.Watch(t)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			t.Parallel()

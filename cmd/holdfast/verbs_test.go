@@ -22,6 +22,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/sys/cri/critest"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
 )
 
@@ -75,6 +76,7 @@ func newWorld(t *testing.T, env *testscript.Env) error {
 		return err
 	}
 	env.Values[worldKey{}] = w
+	env.Setenv(leak.MarkEnv, os.Getenv(leak.MarkEnv))
 	env.Setenv("P", strings.TrimSuffix(w.subnet.Addr().String(), ".0"))
 	ula := make([]byte, 8)
 	rand.Read(ula)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 )
 
 // The capabilities that Need knows.
@@ -42,6 +44,9 @@ const RequireEnv = "REQUIRE"
 // Need ends the test unless the machine has the capability: with a failure when
 // $REQUIRE names it, else with a skip. A capability that is not in the list above
 // is a mistake in the test and always fails it.
+//
+// From here on the test is watched: whatever it leaves behind in this process or on the
+// machine fails it (package leak). So it stands first in a test, before anything is made.
 func Need(t testing.TB, capability string) {
 	t.Helper()
 	// hack/testsum sorts tests by this line.
@@ -50,6 +55,7 @@ func Need(t testing.TB, capability string) {
 		t.Skipf("needs %s: not in a short run", capability)
 	}
 	demand(t, capability)
+	leak.Watch(t)
 }
 
 // demand is Need without the word on levels and short runs.

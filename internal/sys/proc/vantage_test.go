@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
 )
 
@@ -242,6 +243,7 @@ func TestCgroupIsAHitWhileAProcessLives(t *testing.T) {
 	testenv.Need(t, testenv.Cgroup)
 	id := strings.Repeat("e", 56) + fmt.Sprintf("%08x", os.Getpid())
 	dir := filepath.Join(testenv.CgroupBase(), "cri-containerd-"+id+".scope")
+	leak.Own(t, id)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 )
 
 // Places that containerd has no setting for.
@@ -27,6 +29,11 @@ func (r *Runtime) close(t testing.TB) {
 		t.Logf("the end of containerd's log:\n%s", r.logTail())
 	}
 	var errs []error
+	recs, err := r.p.recorded()
+	errs = append(errs, err)
+	for _, rec := range recs {
+		leak.Own(t, rec.netns)
+	}
 	if r.conn != nil {
 		errs = append(errs, r.conn.Close())
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 )
 
 // Runtime is one containerd with all that belongs to it. Its methods are for one
@@ -60,6 +61,7 @@ func Start(t testing.TB, v Version) *Runtime {
 	if err := r.prepare(t.Context()); err != nil {
 		t.Fatalf("prepare containerd %s: %v", v, err)
 	}
+	leak.Own(t, r.p.dir, strings.TrimPrefix(r.cgroup, "/"))
 	// Before anything that can fail half way: t.Fatal runs it as well.
 	t.Cleanup(func() { r.close(t) })
 	n, err := newNetwork()

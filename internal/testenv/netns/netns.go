@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/testenv"
+	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 )
 
 // NS is one private network namespace, pinned by the bind mount at Path.
@@ -36,6 +37,7 @@ func New(t testing.TB) *NS {
 // must. It is for tests that need a certain name, such as "cni-<uuid>".
 func NewAt(t testing.TB, path string) *NS {
 	t.Helper()
+	leak.Own(t, path)
 	n := &NS{Path: path, t: t, fd: -1}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY|unix.O_CLOEXEC, 0o444)
 	if err != nil {
