@@ -227,7 +227,7 @@ func older(a, b []*verdict.Finding) int {
 		}
 		return 1
 	}
-	return cmp.Or(cmp.Compare(rank(fa), rank(fb)), cmp.Compare(fa.Absent.Mono, fb.Absent.Mono),
+	return cmp.Or(cmp.Compare(rank(fa), rank(fb)), cmp.Compare(fa.Absent().Mono, fb.Absent().Mono),
 		cmp.Compare(fa.Resource.Store, fb.Resource.Store), fa.Resource.Addr.Compare(fb.Resource.Addr),
 		cmp.Compare(fa.Resource.Path, fb.Resource.Path))
 }

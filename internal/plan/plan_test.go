@@ -36,7 +36,7 @@ func reservation(store string, addr, owner string, edits ...func(*verdict.Findin
 			Kind: claim.KindReservation, Store: store, Network: store[strings.LastIndexByte(store, '/')+1:],
 			Addr: netip.MustParseAddr(addr), Owner: o, Path: store + "/" + addr,
 		},
-		Verdict: verdict.Leaked, Releasable: true, Absent: claim.Instant{Boot: "b", Mono: time.Hour},
+		Verdict: verdict.Leaked, Releasable: true, Sight: &verdict.Sighting{Absent: claim.Instant{Boot: "b", Mono: time.Hour}},
 	}
 	for _, e := range edits {
 		e(&f)
@@ -51,7 +51,7 @@ func cache(owner string, edits ...func(*verdict.Finding)) verdict.Finding {
 			Owner: claim.Owner{Shape: claim.ShapeContainer, ID: owner, IfName: "eth0"}, Path: "/var/lib/cni/results/pods-" + owner + "-eth0",
 			Cache: &claim.CacheEntry{HostIfs: []claim.HostIf{{Name: "cni0"}, {Name: "veth" + owner[60:]}}, Plugins: []string{"bridge", "portmap"}},
 		},
-		Verdict: verdict.Leaked, Releasable: true, Absent: claim.Instant{Boot: "b", Mono: time.Hour},
+		Verdict: verdict.Leaked, Releasable: true, Sight: &verdict.Sighting{Absent: claim.Instant{Boot: "b", Mono: time.Hour}},
 	}
 	for _, e := range edits {
 		e(&f)
@@ -64,7 +64,7 @@ func kept(v verdict.Verdict) func(*verdict.Finding) {
 }
 
 func since(mono time.Duration) func(*verdict.Finding) {
-	return func(f *verdict.Finding) { f.Absent.Mono = mono }
+	return func(f *verdict.Finding) { f.Sight.Absent.Mono = mono }
 }
 
 func booted(f *verdict.Finding) { f.BootProven = true }

@@ -253,7 +253,10 @@ func Brief(f *verdict.Finding, now claim.Instant) api.Resource {
 	out := api.Resource{
 		Kind: string(r.Kind), Store: r.Store, Network: r.Network, ContainerID: r.Owner.ID, IfName: r.Owner.IfName, Path: r.Path,
 		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why,
-		FirstSeen: wall(&f.First), AbsentSince: wall(&f.Absent), Releasable: f.Releasable, Holder: f.Holder,
+		Releasable: f.Releasable, Holder: f.Holder,
+	}
+	if s := f.Sight; s != nil {
+		out.FirstSeen, out.AbsentSince = wall(&s.First), wall(&s.Absent)
 	}
 	if r.Addr.IsValid() {
 		out.Address = r.Addr.String()

@@ -359,7 +359,7 @@ func (b *batch) intent(it *item) journal.Record {
 	rel := &journal.Release{
 		Kind: r.Kind, Store: r.Store, Path: r.Path, Network: r.Network, Addr: r.Addr, Owner: r.Owner,
 		Attachment: r.Attachment(), Inc: r.Inc, Pod: it.f.Pod, Verdict: it.f.Verdict.String(), Rule: it.f.Rule,
-		Why: it.f.Why, FirstSeen: it.f.First, Cache: it.cache,
+		Why: it.f.Why, FirstSeen: it.f.First(), Cache: it.cache,
 	}
 	for _, s := range it.f.Says {
 		rel.Says = append(rel.Says, journal.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.About(it.f.Resource)})

@@ -60,10 +60,9 @@ type Finding struct {
 	// Says are shared between findings.
 	Says []Say     `json:"says,omitempty"`
 	Pod  claim.Pod `json:"pod,omitzero"`
-	// First is when this incarnation was first seen; Absent since when every required
-	// witness says absent (zero Boot: they do not).
-	First  claim.Instant `json:"first"`
-	Absent claim.Instant `json:"absent,omitzero"`
+	// Sight is what is remembered of this incarnation from now on, shared with the next
+	// memory; see First and Absent.
+	Sight *Sighting `json:"sighting,omitempty"`
 	// Releasable: every gate that the judge can check is passed. Wait is how long the
 	// grace still takes for what is Suspect or waits likewise; negative: waiting does
 	// not help.
@@ -80,6 +79,22 @@ type Finding struct {
 	Shared bool `json:"shared,omitempty"`
 	// Holder is the container ID that holds the address of a Conflict, where known.
 	Holder string `json:"holder,omitempty"`
+}
+
+// First is when this incarnation was first seen.
+func (f *Finding) First() claim.Instant {
+	if f.Sight == nil {
+		return claim.Instant{}
+	}
+	return f.Sight.First
+}
+
+// Absent is since when every required witness says absent (zero Boot: they do not).
+func (f *Finding) Absent() claim.Instant {
+	if f.Sight == nil {
+		return claim.Instant{}
+	}
+	return f.Sight.Absent
 }
 
 // Pin is a network namespace and the path of a mount that keeps it.

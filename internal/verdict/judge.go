@@ -41,7 +41,7 @@ func Judge(c *Case) *Judgement {
 			var prior *Sighting
 			prior, at = old.near(&Key{r.Path, r.Inc}, at)
 			a := s.assess(&out.Findings[len(out.Findings)-1], prior)
-			a.at = at
+			a.at = int32(at)
 			list = append(list, a)
 		}
 	}
@@ -127,9 +127,9 @@ func (s *scene) remember(a *assessment) *Sighting {
 			break
 		}
 		_, sameRun := s.now.Since(next.Absent)
-		if !sameRun || !covers(next.Witnesses, a.witnesses) {
+		if !sameRun || !covers(next.Witnesses, s.witnessesOf(a)) {
 			next.Absent = s.now
-			next.Witnesses = s.sorted(a.witnesses)
+			next.Witnesses = s.sorted(s.witnessesOf(a))
 		}
 	}
 	if p := a.prior; p != nil && p.First == next.First && p.Absent == next.Absent && slices.Equal(p.Witnesses, next.Witnesses) {
@@ -175,10 +175,10 @@ func (s *scene) mayNotConvict() string {
 // comes through here.
 func (s *scene) conclude(a *assessment, sight *Sighting) {
 	f := a.Finding
-	f.Pod, f.First, f.Absent, f.Wait = s.podOf(f.Resource), sight.First, sight.Absent, -1
+	f.Pod, f.Sight, f.Wait = s.podOf(f.Resource), sight, -1
 	held := s.c.Policy.held(f.Resource)
-	if held == "" {
-		held = a.held
+	if held == "" && a.odd != nil {
+		held = a.odd.held
 	}
 	switch a.class {
 	case classAlive:

@@ -95,8 +95,8 @@ func TestMemoryOfAnAdversary(t *testing.T) {
 			if f.Releasable != r.gone || f.BootProven {
 				t.Errorf("releasable %v by %s (%s), proven by boot %v", f.Releasable, f.Rule, f.Why, f.BootProven)
 			}
-			if _, ok := n.now.Since(f.First); !ok && f.First.Boot == n.now.Boot {
-				t.Errorf("first seen in the future: %v", f.First)
+			if _, ok := n.now.Since(f.First()); !ok && f.First().Boot == n.now.Boot {
+				t.Errorf("first seen in the future: %v", f.First())
 			}
 		})
 	}
@@ -149,8 +149,8 @@ func TestWeakSightingsDoNotStart(t *testing.T) {
 			policy := n.policy
 			weak(n)
 			n.sweeps(time.Hour)
-			if f := n.sweep().at(p); f.Absent.Boot != "" {
-				t.Errorf("a run began at %v", f.Absent)
+			if f := n.sweep().at(p); f.Absent().Boot != "" {
+				t.Errorf("a run began at %v", f.Absent())
 			}
 			n.vantage.Proven, n.policy = true, policy
 			clear(n.silent)

@@ -200,7 +200,7 @@ func (s *scene) missingFinding(dir, network string, addr netip.Addr, o claim.Own
 		Path: path.Join(dir, addr.String()),
 	}
 	return Finding{
-		Resource: r, Verdict: Missing, Rule: "no-reservation", Wait: -1, First: s.now, Says: says, Pod: s.podOf(r),
+		Resource: r, Verdict: Missing, Rule: "no-reservation", Wait: -1, Sight: &Sighting{First: s.now}, Says: says, Pod: s.podOf(r),
 		Why: "a live attachment uses the address, but no reservation file holds it; the next ADD could hand it out again",
 	}
 }
@@ -250,7 +250,7 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 
 // assessNetns lets the witnesses speak of a pinned namespace, f's resource.
 func (s *scene) assessNetns(f *Finding, n *claim.Netns) assessment {
-	a := assessment{Finding: f, witnesses: s.witnesses}
+	a := assessment{Finding: f}
 	if s.used(n) {
 		a.class = classAlive
 		return a

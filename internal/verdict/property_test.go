@@ -414,7 +414,7 @@ func TestP6OrderDoesNotMatter(t *testing.T) {
 		decided := func(j *Judgement) []string {
 			var list []string
 			for _, f := range j.Findings {
-				list = append(list, fmt.Sprint(f.Resource.Path, " ", f.Verdict, " ", f.Releasable, " ", f.BootProven, " ", f.Wait, " ", f.Absent.Mono))
+				list = append(list, fmt.Sprint(f.Resource.Path, " ", f.Verdict, " ", f.Releasable, " ", f.BootProven, " ", f.Wait, " ", f.Absent().Mono))
 			}
 			slices.SortFunc(list, cmp.Compare[string])
 			return list

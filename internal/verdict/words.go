@@ -13,7 +13,7 @@ import (
 
 // class is what the witnesses' words come to for one resource, before siblings and
 // memory are looked at. The zero value keeps.
-type class int
+type class uint8
 
 const (
 	classUnknown  class = iota // somebody required is silent, or it cannot be read
@@ -27,16 +27,38 @@ const (
 // it: resource, rule, reason, words, namespaces, holder and whether it is shared.
 type assessment struct {
 	*Finding
+	prior *Sighting
+	odd   *oddity // nil for nearly all
+	at    int32   // of prior in the memory
 	class class
 	// slow: absence must last for the orphan grace.
 	slow bool
 	dead bool // an earlier boot proves it dead
+}
+
+// oddity is what few assessments have: there is one of these for each resource of a full
+// node.
+type oddity struct {
 	// witnesses replaces the sighting's witness set where the evidence is of another
 	// kind (orphaned, NotReady), so that the kinds never vouch for each other.
 	witnesses []string
 	held      string // a namespace that would go holds an address that a person held
-	prior     *Sighting
-	at        int // of prior in the memory
+}
+
+// witnessesOf are the witnesses of a's next sighting.
+func (s *scene) witnessesOf(a *assessment) []string {
+	if a.odd != nil && a.odd.witnesses != nil {
+		return a.odd.witnesses
+	}
+	return s.witnesses
+}
+
+// oddly gives a an oddity.
+func (a *assessment) oddly() *oddity {
+	if a.odd == nil {
+		a.odd = &oddity{}
+	}
+	return a.odd
 }
 
 func (a *assessment) say(w string, word Word, format string, args ...any) Word {
@@ -57,7 +79,7 @@ func byAddress(r *claim.Resource) bool {
 // assess lets every witness speak of f's resource and combines the words. It never looks
 // at memory, and it releases nothing.
 func (s *scene) assess(f *Finding, prior *Sighting) assessment {
-	a, r := assessment{Finding: f, witnesses: s.witnesses, prior: prior}, f.Resource
+	a, r := assessment{Finding: f, prior: prior}, f.Resource
 	if r.Kind != claim.KindCache && r.Problem != "" {
 		a.Rule, a.Why = "unreadable", "could not be read: "+r.Problem
 		return a
@@ -375,8 +397,9 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 		if waits {
 			a.slow = true
 		}
-		a.witnesses = append(a.witnesses, "cri~notready")
-		a.witnesses = slices.DeleteFunc(a.witnesses, func(w string) bool { return w == "cri:"+stale.Endpoint })
+		// Of a clipped slice: append copies.
+		others := append(s.witnessesOf(a), "cri~notready")
+		a.oddly().witnesses = slices.DeleteFunc(others, func(w string) bool { return w == "cri:"+stale.Endpoint })
 		return a.say(claim.WitnessCRI, Absent, "%s lists it, NotReady: %s", stale.Endpoint, staleWhy)
 	}
 	if byAddress(a.Resource) {
@@ -461,7 +484,7 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 		}
 		for _, x := range n.Addrs {
 			if why := s.c.Policy.heldAnywhere(plain(x.Addr)); why != "" {
-				a.held = "its network namespace has " + plain(x.Addr).String() + ": " + why
+				a.oddly().held = "its network namespace has " + plain(x.Addr).String() + ": " + why
 			}
 		}
 		a.Netns = append(a.Netns, s.pin(n))
@@ -469,10 +492,11 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 	a.class = classOrphan
 	a.slow = true
 	// A run that was begun for one namespace does not count for another.
-	a.witnesses = slices.DeleteFunc(slices.Clone(a.witnesses), func(w string) bool { return w == claim.WitnessKernel })
+	others := slices.DeleteFunc(slices.Clone(s.witnessesOf(a)), func(w string) bool { return w == claim.WitnessKernel })
 	for _, n := range a.Netns {
-		a.witnesses = append(a.witnesses, fmt.Sprintf("kernel~orphan:%d", n.ID))
+		others = append(others, fmt.Sprintf("kernel~orphan:%d", n.ID))
 	}
+	a.oddly().witnesses = others
 }
 
 // pin finds the mount that keeps n: one that the links inventory listed, where a
