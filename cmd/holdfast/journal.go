@@ -123,10 +123,10 @@ func (a *app) journalText(w io.Writer, doc *api.Journal, whole bool) {
 		for _, e := range doc.Entries {
 			fmt.Fprintf(w, "\n%s  %s\n", e.ReleaseID, report.Clean(e.Path))
 			for _, s := range e.Says {
-				fmt.Fprintf(w, "  said      %-8s %-7s %s\n", s.Witness, s.Word, report.Clean(s.Detail))
+				fmt.Fprintf(w, "  said      %-8s %-7s %s\n", report.Clean(s.Witness), report.Clean(s.Word), report.Clean(s.Detail))
 			}
 			for _, s := range e.Steps {
-				fmt.Fprintf(w, "  step      %-8s %-7s %s %s\n", s.Step, s.State, report.Clean(s.Object), report.Clean(s.Detail))
+				fmt.Fprintf(w, "  step      %-8s %-7s %s %s\n", report.Clean(s.Step), report.Clean(s.State), report.Clean(s.Object), report.Clean(s.Detail))
 			}
 			if e.Detail != "" {
 				fmt.Fprintf(w, "  outcome   %s\n", report.Clean(e.Detail))

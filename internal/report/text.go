@@ -158,7 +158,7 @@ func auditHeader(wide bool) []string {
 // auditRow appends the cells of auditHeader.
 func auditRow(row []string, r *api.Resource, now time.Time, wide bool) []string {
 	if wide {
-		return append(row, Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), r.Kind, Age(r.FirstSeen, now), r.Verdict, r.Rule, Due(r, now), Clean(r.Store), Clean(r.Why))
+		return append(row, Clean(r.Network), Object(r), Owner(r, true), Clean(r.IfName), Clean(r.Kind), Age(r.FirstSeen, now), r.Verdict, Clean(r.Rule), Due(r, now), Clean(r.Store), Clean(r.Why))
 	}
 	return append(row, Clean(r.Network), Object(r), Owner(r, false), Age(r.FirstSeen, now), r.Verdict, Clean(r.Why))
 }
@@ -166,9 +166,9 @@ func auditRow(row []string, r *api.Resource, now time.Time, wide bool) []string 
 // Object is the address, or for what has none the last part of its path.
 func Object(r *api.Resource) string {
 	if r.Address != "" {
-		return r.Address
+		return Clean(r.Address) // a zone is any text
 	}
-	return r.Kind + " " + Clean(r.Path[strings.LastIndexByte(r.Path, '/')+1:])
+	return Clean(r.Kind) + " " + Clean(r.Path[strings.LastIndexByte(r.Path, '/')+1:])
 }
 
 // Owner is the Pod where known, else the container ID, shortened unless whole.
@@ -306,7 +306,7 @@ func Explain(e *api.ExplainedItem, now time.Time) string {
 		fmt.Fprintf(&b, "  %-13s %s\n", label, fmt.Sprintf(format, args...))
 	}
 	fmt.Fprintf(&b, "%s: %s\n", Object(r), r.Verdict)
-	line("because", "%s (rule %s)", Clean(r.Why), r.Rule)
+	line("because", "%s (rule %s)", Clean(r.Why), Clean(r.Rule))
 	if r.Network != "" {
 		line("network", "%s", Clean(r.Network))
 	}
@@ -331,18 +331,18 @@ func Explain(e *api.ExplainedItem, now time.Time) string {
 	}
 	b.WriteString("  what the witnesses said\n")
 	for _, s := range r.Says {
-		fmt.Fprintf(&b, "    %-9s %-7s %s\n", s.Witness, s.Word, Clean(s.Detail))
+		fmt.Fprintf(&b, "    %-9s %-7s %s\n", Clean(s.Witness), Clean(s.Word), Clean(s.Detail))
 	}
 	if len(e.Plan) > 0 {
 		b.WriteString("  what a release would do, in this order\n")
 		for _, s := range e.Plan {
-			fmt.Fprintf(&b, "    %-12s %s (%s)\n", s.Step, Clean(s.Object), s.Inverse)
+			fmt.Fprintf(&b, "    %-12s %s (%s)\n", Clean(s.Step), Clean(s.Object), Clean(s.Inverse))
 		}
 	}
 	if len(e.Releases) > 0 {
 		b.WriteString("  the journal\n")
 		for _, j := range e.Releases {
-			fmt.Fprintf(&b, "    %s  %s  %s  %s\n", j.ReleaseID, j.At.UTC().Format(time.RFC3339), j.State, Clean(j.Why))
+			fmt.Fprintf(&b, "    %s  %s  %s  %s\n", j.ReleaseID, j.At.UTC().Format(time.RFC3339), Clean(j.State), Clean(j.Why))
 		}
 	}
 	return b.String()

@@ -150,6 +150,8 @@ func FuzzNetlink(f *testing.F) {
 			if m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 				continue
 			}
+			// The library panics where the last attribute lacks its padding.
+			m.Data = append(bytes.Clone(m.Data), make([]byte, align4(len(m.Data))-len(m.Data))...)
 			attrs, err := syscall.ParseNetlinkRouteAttr(&m)
 			if err != nil {
 				continue
