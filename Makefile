@@ -42,7 +42,7 @@ test: ## installs and builds what the tests need and runs all of them
 	@export REQUIRE='$(REQUIRE)'; \
 	packages=$$($(GO) list ./...) || exit 1; \
 	serial=$$(echo "$$packages" | grep -E '$(SERIAL)' || true); \
-	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -fuzz 3s -fuzz-total 45s \
+	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -fuzz 3s -fuzz-total 30s \
 		-- -count=1 -timeout 5m $$(echo "$$packages" | grep -Ev '$(SERIAL)') \
 		$${serial:+-- -count=1 -timeout 12m -p 1 $$serial}
 

@@ -25,7 +25,7 @@ const (
 	fuzzHex  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	fuzzBoot = "6a3c1e52-0b1f-4b53-8d2e-1f0f5d1c9a77"
 	// savedAudit has a dead and a live reservation, an empty and a foreign one, an entry
-	// of the cache, and three witnesses.
+	// of the cache, and four witnesses.
 	savedAudit = `{"apiVersion":"` + api.APIVersion + `","kind":"Audit","node":"n1","evidence":{
 "now":{"boot":"` + fuzzBoot + `","mono":900000000000,"wall":"2026-11-30T06:00:00Z"},
 "policy":{"grace":300000000000,"orphanGrace":3600000000000,"required":["kernel","process","cri"]},
@@ -39,9 +39,10 @@ const (
 {"source":"cnicache","listed":{"boot":"` + fuzzBoot + `","mono":899000000000,"wall":"2026-11-30T05:59:59Z"},
 "resources":[{"kind":"cache","network":"a","owner":{"shape":"container","id":"` + fuzzHex + `","ifName":"eth0"},"path":"/c/a","cache":{"netns":"/run/netns/x","addrs":["10.1.0.2"],"pod":{"namespace":"default","name":"web-0"}}}]}],
 "testimonies":[
-{"witness":"kernel","state":"complete","asked":{"boot":"` + fuzzBoot + `","mono":899500000000,"wall":"2026-11-30T06:00:00Z"},"kernel":{"vantage":{"proven":true},"netns":[{"id":1,"host":true},{"id":2,"procs":1,"addrs":[{"if":"eth0","addr":"10.1.0.3"}]}]}},
+{"witness":"kernel","state":"complete","asked":{"boot":"` + fuzzBoot + `","mono":899500000000,"wall":"2026-11-30T06:00:00Z"},"kernel":{"vantage":{"proven":true,"initialPIDNS":true,"pidNS":5},"netns":[{"id":1,"host":true},{"id":2,"procs":1,"addrs":[{"if":"eth0","addr":"10.1.0.3"}]}]}},
 {"witness":"process","state":"complete","asked":{"boot":"` + fuzzBoot + `","mono":899500000000,"wall":"2026-11-30T06:00:00Z"},"process":{"hits":[]}},
-{"witness":"cri","state":"complete","asked":{"boot":"` + fuzzBoot + `","mono":899500000000,"wall":"2026-11-30T06:00:00Z"},"cri":{"runtimes":[{"endpoint":"unix:///r","state":"complete"}],"sandboxes":[]}}],
+{"witness":"cri","state":"complete","asked":{"boot":"` + fuzzBoot + `","mono":899500000000,"wall":"2026-11-30T06:00:00Z"},"cri":{"runtimes":[{"endpoint":"unix:///r","state":"complete","peerPID":9,"peerPIDNS":5}],"sandboxes":[]}},
+{"witness":"boot","state":"complete","asked":{"boot":"` + fuzzBoot + `","mono":899500000000,"wall":"2026-11-30T06:00:00Z"},"boot":{"current":"` + fuzzBoot + `"}}],
 "memory":[{"path":"/n/a/10.1.0.2","inc":{"ino":1,"sum":"x"},"first":{"boot":"` + fuzzBoot + `","mono":1,"wall":"2026-11-30T05:00:00Z"},"absent":{"boot":"` + fuzzBoot + `","mono":1,"wall":"2026-11-30T05:00:00Z"},"witnesses":["cri","kernel","process"]}]}}`
 )
 

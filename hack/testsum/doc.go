@@ -12,7 +12,7 @@
 //
 // Usage:
 //
-//	testsum [-check NAME=COMMAND]... [-fuzz 3s -fuzz-total 45s -fuzz-in ./...] [-- GO-TEST-ARGS]...
+//	testsum [-check NAME=COMMAND]... [-fuzz 3s -fuzz-total 30s -fuzz-in ./...] [-- GO-TEST-ARGS]...
 //
 // Each "--" starts one run of go test; its arguments are passed through. The exit
 // code is 0 only when something passed and nothing failed.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -48,7 +49,7 @@ func parseArgs(args []string, errs io.Writer) (config, error) {
 		return nil
 	})
 	fl.DurationVar(&c.fuzz, "fuzz", 0, "fuzz every target for this long")
-	fl.DurationVar(&c.fuzzTotal, "fuzz-total", 45*time.Second, "bound for all targets together, building left out")
+	fl.DurationVar(&c.fuzzTotal, "fuzz-total", 45*time.Second, "bound for all targets together, building and starting them left out")
 	fl.StringVar(&c.fuzzIn, "fuzz-in", "./...", "packages to look for fuzz targets in, separated by blanks")
 
 	first := slices.Index(args, "--")
@@ -113,6 +114,8 @@ func Main(ctx context.Context, args []string, out io.Writer) int {
 	return t.exit()
 }
 
+// fuzzAll runs one target for each processor at a time: each has one worker, and linking
+// and starting one does not keep the others waiting.
 func fuzzAll(ctx context.Context, t *tally, c config, out io.Writer) {
 	targets, err := fuzzTargets(ctx, strings.Fields(c.fuzzIn))
 	if err != nil {
@@ -120,29 +123,45 @@ func fuzzAll(ctx context.Context, t *tally, c config, out io.Writer) {
 		t.fail(levelFuzz, "fuzz targets")
 		return
 	}
-	left := c.fuzzTotal
+	lanes := runtime.GOMAXPROCS(0)
+	left := c.fuzzTotal * time.Duration(lanes)
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex // guards t
+		free = make(chan struct{}, lanes)
+	)
 	for i, g := range targets {
-		if ctx.Err() != nil {
-			return
-		}
 		d := share(c.fuzz, left, len(targets)-i)
 		left -= d
-		args := []string{"-run", "^$", "-fuzz", "^" + g.name + "$", "-fuzztime", d.String(), g.pkg}
-		// The outcome goes into a tally of its own first, so that a run that only
-		// hit its own deadline can be run again.
-		for attempt := 0; ; attempt++ {
-			own := newTally(t.module)
-			var text bytes.Buffer
-			goTest(ctx, own.newRun(levelFuzz), args, &lockedWriter{w: &text})
-			if own.total().failed > 0 && attempt == 0 && onlyDeadline(text.String()) {
-				continue
-			}
-			fmt.Fprint(out, text.String())
-			fmt.Fprintf(out, "     fuzzed %s for %s\n", g.name, d)
+		free <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-free }()
+			own, text := fuzzOne(ctx, t.module, g, d)
+			mu.Lock()
+			defer mu.Unlock()
+			fmt.Fprintf(out, "%s     fuzzed %s for %s\n", text, g.name, d)
 			t.level(levelFuzz).add(own.total())
 			t.failed = append(t.failed, own.failed...)
 			t.skips = append(t.skips, own.skips...)
-			break
+		})
+	}
+	wg.Wait()
+}
+
+// fuzzOne runs one target. The outcome goes into a tally of its own, so that a run that
+// only hit its own deadline can be run again. An input that is only interesting is hardly
+// minimised, which by default may take longer than the whole run.
+func fuzzOne(ctx context.Context, module string, g target, d time.Duration) (*tally, string) {
+	args := []string{"-run", "^$", "-fuzz", "^" + g.name + "$", "-fuzztime", d.String(), "-fuzzminimizetime", "100x", "-parallel", "1", g.pkg}
+	for attempt := 0; ; attempt++ {
+		own := newTally(module)
+		var text bytes.Buffer
+		goTest(ctx, own.newRun(levelFuzz), args, &lockedWriter{w: &text})
+		if own.total().failed == 0 || attempt > 0 || !onlyDeadline(text.String()) {
+			return own, text.String()
 		}
 	}
 }

@@ -190,7 +190,7 @@ func parseMounts(mountinfo []byte) ([]entry, error) {
 	for line := range bytes.Lines(mountinfo) {
 		f := mountFields(line)
 		end := slices.IndexFunc(f, func(x []byte) bool { return string(x) == "-" })
-		if end < 6 || end+1 >= len(f) {
+		if end < 6 || end+1 >= len(f) || slices.ContainsFunc(f[:6], func(x []byte) bool { return len(x) == 0 }) {
 			return nil, fmt.Errorf("mountinfo: cannot read the line %q", line[:min(len(line), 256)])
 		}
 		at, err := unescape(f[4])

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -85,11 +86,13 @@ func mountFields(line []byte) [][]byte {
 	return bytes.Split(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 }
 
+func isEmpty(b []byte) bool { return len(b) == 0 }
+
 // netMount reads the part of an nsfs line before its " - ": "ID parent maj:min root
 // mountpoint options [optional fields]". ok is false for other kinds of namespaces.
 func netMount(line []byte) (m nsMount, ok bool, err error) {
 	f := mountFields(line)
-	if len(f) < 6 {
+	if len(f) < 6 || slices.ContainsFunc(f[:6], isEmpty) {
 		return m, false, fmt.Errorf("mountinfo: cannot read the nsfs line %q", clip(line))
 	}
 	root, err := unescape(f[3])

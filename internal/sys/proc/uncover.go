@@ -206,7 +206,7 @@ func mountTree(mountinfo []byte) ([]mountLine, error) {
 	for line := range bytes.Lines(mountinfo) {
 		f := mountFields(line)
 		end := slices.IndexFunc(f, func(x []byte) bool { return string(x) == "-" })
-		if end < 6 || end+1 >= len(f) {
+		if end < 6 || end+1 >= len(f) || slices.ContainsFunc(f[:6], isEmpty) {
 			return nil, fmt.Errorf("mountinfo: cannot read the line %q", clip(line))
 		}
 		path, err := unescape(f[4])
