@@ -252,7 +252,7 @@ func TestDoctorObstacles(t *testing.T) {
 			return none
 		}, "locks", deskNet + "/lock", fmt.Sprintf("PID %d", os.Getpid()), false},
 		{"another holdfast on the data directory", func(t *testing.T, d *desk) []string {
-			r, err := hostlocal.AcquireReaper(d.run, d.data)
+			r, err := hostlocal.AcquireReaper(nil, d.run, d.data)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -260,7 +260,7 @@ func TestDoctorObstacles(t *testing.T) {
 			return none
 		}, "locks", "/reaper-", fmt.Sprintf("PID %d", os.Getpid()), false},
 		{"another holdfast elsewhere", func(t *testing.T, d *desk) []string {
-			r, err := hostlocal.AcquireReaper(d.run, d.conf)
+			r, err := hostlocal.AcquireReaper(nil, d.run, d.conf)
 			if err != nil {
 				t.Fatal(err)
 			}

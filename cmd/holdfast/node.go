@@ -185,7 +185,7 @@ func (n *node) knownRuntimes() ([]string, error) {
 
 // reaper takes the lock that lets one process release at a time.
 func (n *node) reaper(dir string) error {
-	r, err := hostlocal.AcquireReaper(n.o.runDir, dir)
+	r, err := hostlocal.AcquireReaper(nil, n.o.runDir, dir)
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ func (s *sides) notOurs(c cniexec.Call, step plan.Step) string {
 		if i < 0 {
 			return "it deletes by an address that is not this attachment's alone"
 		}
-		stands, err := hostlocal.Stands(step.Own[i].Path, step.Own[i].Inc)
+		stands, err := hostlocal.Stands(nil, step.Own[i].Path, step.Own[i].Inc)
 		if err != nil {
 			return err.Error()
 		}

@@ -2,18 +2,18 @@ package journal
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // Policy says what Compact keeps. The zero value of a field means its default.
@@ -192,40 +192,40 @@ func (j *Journal) extents() ([]extent, []Damage, error) {
 func (j *Journal) replace(fill func(io.Writer) error) (err error) {
 	temp := filepath.Join(j.dir, tempName)
 	// What an earlier crash left; ours alone, since writers are serialised.
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return bare(err)
+	if err := j.fs.Unlinkat(unix.AT_FDCWD, temp, 0); err != nil && err != unix.ENOENT {
+		return os.NewSyscallError("unlink", err)
 	}
-	f, err := os.OpenFile(temp, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	f, err := fsys.Open(j.fs, unix.AT_FDCWD, temp, unix.O_RDWR|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return bare(err)
+		return os.NewSyscallError("open", err)
 	}
 	defer func() {
 		if err != nil {
 			f.Close()
-			os.Remove(temp)
+			_ = j.fs.Unlinkat(unix.AT_FDCWD, temp, 0)
 		}
 	}()
 	w := bufio.NewWriterSize(f, 256<<10)
 	if err := fill(w); err != nil {
-		return bare(err)
+		return err
 	}
 	if err := w.Flush(); err != nil {
-		return bare(err)
+		return err
 	}
 	if err := f.Sync(); err != nil {
-		return bare(err)
+		return err
 	}
-	fi, err := f.Stat()
+	st, err := f.Stat()
 	if err != nil {
-		return bare(err)
+		return err
 	}
-	if err := os.Rename(temp, j.path); err != nil {
-		return bare(err)
+	if err := j.fs.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, j.path, 0); err != nil {
+		return os.NewSyscallError("rename", err)
 	}
 	if j.f != nil {
 		j.f.Close()
 	}
-	j.f, j.good, j.syncDir = f, fi.Size(), true
+	j.f, j.good, j.syncDir = f, st.Size, true
 	return nil
 }
 
@@ -233,22 +233,28 @@ func (j *Journal) replace(fill func(io.Writer) error) (err error) {
 // the first one away.
 func (j *Journal) keepAside(at time.Time) error {
 	name := filepath.Join(j.dir, asideName+at.UTC().Format("20060102-150405"))
-	if err := os.Link(j.path, name); err != nil && !errors.Is(err, fs.ErrExist) {
-		return bare(err)
+	if err := j.fs.Linkat(unix.AT_FDCWD, j.path, unix.AT_FDCWD, name, 0); err != nil && err != unix.EEXIST {
+		return os.NewSyscallError("link", err)
 	}
-	entries, err := os.ReadDir(j.dir)
+	dir, err := fsys.Open(j.fs, unix.AT_FDCWD, j.dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return bare(err)
+		return os.NewSyscallError("open", err)
 	}
+	defer dir.Close()
 	var old []string
-	for _, e := range entries { // sorted by name, which is by time
-		if strings.HasPrefix(e.Name(), asideName) {
-			old = append(old, e.Name())
+	err = fsys.ReadDir(j.fs, dir.FD(), func(name []byte, _ byte) bool {
+		if strings.HasPrefix(string(name), asideName) {
+			old = append(old, string(name))
 		}
+		return true
+	})
+	if err != nil {
+		return os.NewSyscallError("getdents", err)
 	}
+	slices.Sort(old) // by name, which is by time
 	for ; len(old) > 4; old = old[1:] {
-		if err := os.Remove(filepath.Join(j.dir, old[0])); err != nil {
-			return bare(err)
+		if err := j.fs.Unlinkat(dir.FD(), old[0], 0); err != nil {
+			return os.NewSyscallError("unlink", err)
 		}
 	}
 	return nil

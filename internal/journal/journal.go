@@ -12,6 +12,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // Names in the state directory.
@@ -31,18 +33,21 @@ type Options struct {
 	// repaired, and a journal that does not exist reads as an empty one. No lock is
 	// needed; a writer at work is seen up to its last whole line.
 	ReadOnly bool
+	// FS is where dir lies; the kernel's when nil.
+	FS fsys.FS
 }
 
 // Journal is an open journal. Its methods may be called concurrently.
 type Journal struct {
+	fs        fsys.FS
 	dir, path string
 	readOnly  bool
 
 	mu       sync.Mutex
-	f        *os.File // nil: read-only, and there is no file
-	good     int64    // bytes up to the end of the last acknowledged record
-	refuse   error    // why Append refuses from now on
-	syncDir  bool     // the file's name is not known to be durable yet
+	f        *fsys.File // nil: read-only, and there is no file
+	good     int64      // bytes up to the end of the last acknowledged record
+	refuse   error      // why Append refuses from now on
+	syncDir  bool       // the file's name is not known to be durable yet
 	repaired *Damage
 }
 
@@ -56,7 +61,7 @@ type Journal struct {
 // A journal of a newer version, or with a damaged header, opens without an error;
 // Append and Compact then refuse with ErrNewer or ErrHeader.
 func Open(dir string, opts Options) (*Journal, error) {
-	j := &Journal{dir: dir, path: filepath.Join(dir, FileName), readOnly: opts.ReadOnly}
+	j := &Journal{fs: fsys.Or(opts.FS), dir: dir, path: filepath.Join(dir, FileName), readOnly: opts.ReadOnly}
 	var err error
 	if opts.ReadOnly {
 		err = j.openForReading()
@@ -73,40 +78,27 @@ func Open(dir string, opts Options) (*Journal, error) {
 }
 
 // openFile refuses everything but a regular file and does not hang on a FIFO.
-func openFile(path string, flags int) (*os.File, error) {
-	f, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+func (j *Journal) openFile(flags int) (*fsys.File, error) {
+	f, err := fsys.Open(j.fs, unix.AT_FDCWD, j.path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, bare(err)
+		return nil, os.NewSyscallError("open", err)
 	}
-	fi, err := f.Stat()
-	if err == nil && !fi.Mode().IsRegular() {
-		err = fmt.Errorf("not a regular file but %v", fi.Mode().Type())
+	st, err := f.Stat()
+	if err == nil && !st.Regular() {
+		err = fmt.Errorf("not a regular file (mode %o)", st.Mode)
 	}
-	if err == nil && fi.Size() > MaxSize {
-		err = fmt.Errorf("%w: %d bytes, more than %d", ErrFull, fi.Size(), int64(MaxSize))
+	if err == nil && st.Size > MaxSize {
+		err = fmt.Errorf("%w: %d bytes, more than %d", ErrFull, st.Size, int64(MaxSize))
 	}
 	if err != nil {
 		f.Close()
-		return nil, bare(err)
+		return nil, err
 	}
 	return f, nil
 }
 
-// bare takes the path out of an error, for Error names it already.
-func bare(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return fmt.Errorf("%s: %w", pe.Op, pe.Err)
-	}
-	var le *os.LinkError
-	if errors.As(err, &le) {
-		return fmt.Errorf("%s: %w", le.Op, le.Err)
-	}
-	return err
-}
-
 func (j *Journal) openForReading() error {
-	f, err := openFile(j.path, os.O_RDONLY)
+	f, err := j.openFile(unix.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -118,7 +110,7 @@ func (j *Journal) openForReading() error {
 	lr := lineReader{r: bufio.NewReader(f)}
 	line, _, err := lr.next()
 	if err != nil && !errors.Is(err, io.EOF) {
-		return bare(err)
+		return err
 	}
 	text, ended := bytes.CutSuffix(line, []byte{'\n'})
 	switch h, err := parseHeader(text); {
@@ -131,10 +123,10 @@ func (j *Journal) openForReading() error {
 }
 
 func (j *Journal) openForAppending() error {
-	if err := makeDir(j.dir); err != nil {
-		return err
+	if err := fsys.MkdirAll(j.fs, j.dir, 0o700); err != nil {
+		return os.NewSyscallError("mkdir", err)
 	}
-	f, err := openFile(j.path, os.O_RDWR|os.O_APPEND)
+	f, err := j.openFile(unix.O_RDWR | unix.O_APPEND)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Through a temporary file, so that no crash leaves half a header.
 		if err := j.replace(func(w io.Writer) error {
@@ -154,35 +146,12 @@ func (j *Journal) openForAppending() error {
 	return j.repair()
 }
 
-func makeDir(dir string) error {
-	if err := os.Mkdir(dir, 0o700); err == nil {
-		return syncDir(filepath.Dir(dir))
-	} else if errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return bare(err)
-		}
-		return syncDir(filepath.Dir(dir))
-	} else if !errors.Is(err, fs.ErrExist) {
-		return bare(err)
-	}
-	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return bare(err)
-	}
-	defer d.Close()
-	return bare(d.Sync())
-}
-
 func (j *Journal) durableName() error {
 	if !j.syncDir {
 		return nil
 	}
-	if err := syncDir(j.dir); err != nil {
-		return err
+	if err := fsys.SyncDir(j.fs, j.dir); err != nil {
+		return os.NewSyscallError("fsync", err)
 	}
 	j.syncDir = false
 	return nil
@@ -190,15 +159,15 @@ func (j *Journal) durableName() error {
 
 // repair looks at the first line and at what stands behind the last newline.
 func (j *Journal) repair() error {
-	fi, err := j.f.Stat()
+	st, err := j.f.Stat()
 	if err != nil {
-		return bare(err)
+		return err
 	}
-	size := fi.Size()
+	size := st.Size
 	lr := lineReader{r: bufio.NewReader(io.NewSectionReader(j.f, 0, size))}
 	line, _, err := lr.next()
 	if err != nil && !errors.Is(err, io.EOF) {
-		return bare(err)
+		return err
 	}
 	text, ended := bytes.CutSuffix(line, []byte{'\n'})
 	h, err := parseHeader(text)
@@ -217,7 +186,7 @@ func (j *Journal) repair() error {
 	}
 	end, err := lastNewline(j.f, size)
 	if err != nil {
-		return bare(err)
+		return err
 	}
 	j.good = end
 	if end == size {
@@ -226,7 +195,7 @@ func (j *Journal) repair() error {
 	if size-end < MaxLine {
 		tail := make([]byte, size-end)
 		if _, err := j.f.ReadAt(tail, end); err != nil {
-			return bare(err)
+			return err
 		}
 		if _, err := parseRecord(tail); err == nil {
 			return j.finish(size)
@@ -278,9 +247,9 @@ func lastNewline(r io.ReaderAt, size int64) (int64, error) {
 // cut truncates the file to what is good and makes that durable.
 func (j *Journal) cut() error {
 	if err := j.f.Truncate(j.good); err != nil {
-		return bare(err)
+		return err
 	}
-	return bare(j.f.Sync())
+	return j.f.Sync()
 }
 
 // write appends b with one write(2) and one fsync. After an error the file ends
@@ -290,7 +259,7 @@ func (j *Journal) write(b []byte) error {
 	if err != nil {
 		return err
 	}
-	// O_APPEND. os.File goes on after a short write, which only an error or a signal
+	// O_APPEND. fsys.File goes on after a short write, which only an error or a signal
 	// can bring about on a regular file; that is still one record batch.
 	_, err = j.f.Write(b)
 	if err == nil {
@@ -302,7 +271,6 @@ func (j *Journal) write(b []byte) error {
 		j.good += int64(len(b))
 		return nil
 	}
-	err = bare(err)
 	if cutErr := j.cut(); cutErr != nil {
 		j.refuse = ErrBroken
 		return errors.Join(err, fmt.Errorf("%w: %w", ErrBroken, cutErr))
@@ -358,16 +326,16 @@ func (j *Journal) writable() error {
 	}
 	mine, err := j.f.Stat()
 	if err != nil {
-		return bare(err)
+		return err
 	}
-	named, err := os.Lstat(j.path)
+	named, err := fsys.LstatPath(j.fs, j.path)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%w: %w", ErrChanged, bare(err))
+		if err == unix.ENOENT {
+			return fmt.Errorf("%w: %w", ErrChanged, err)
 		}
-		return bare(err)
+		return os.NewSyscallError("lstat", err)
 	}
-	if !os.SameFile(mine, named) || mine.Size() != j.good {
+	if mine.Key() != named.Key() || mine.Size != j.good {
 		return ErrChanged
 	}
 	return nil
@@ -395,8 +363,8 @@ func (j *Journal) Size() int64 {
 	if j.f == nil {
 		return 0
 	}
-	if fi, err := j.f.Stat(); err == nil && (j.readOnly || j.refuse != nil) {
-		return fi.Size()
+	if st, err := j.f.Stat(); err == nil && (j.readOnly || j.refuse != nil) {
+		return st.Size
 	}
 	return j.good
 }
@@ -417,11 +385,11 @@ func (j *Journal) read(fn func(Record, []byte) error) ([]Damage, error) {
 		}
 		return nil, &Error{Op: "read", Object: j.path, Err: fs.ErrClosed}
 	}
-	fi, err := j.f.Stat()
+	st, err := j.f.Stat()
 	if err != nil {
-		return nil, &Error{Op: "read", Object: j.path, Err: bare(err)}
+		return nil, &Error{Op: "read", Object: j.path, Err: err}
 	}
-	size := min(fi.Size(), MaxSize)
+	size := min(st.Size, MaxSize)
 	var own error
 	s, err := scan(io.NewSectionReader(j.f, 0, size), func(r Record, line []byte) error {
 		own = fn(r, line)
@@ -431,7 +399,7 @@ func (j *Journal) read(fn func(Record, []byte) error) ([]Damage, error) {
 	case own != nil:
 		return s.damages, own
 	case err != nil:
-		return s.damages, &Error{Op: "read", Object: j.path, Err: bare(err)}
+		return s.damages, &Error{Op: "read", Object: j.path, Err: err}
 	case s.version == 0 && size > 0 && (len(s.damages) == 0 || s.damages[0].Offset > 0):
 		s.damages = append([]Damage{{Reason: "the header is missing"}}, s.damages...)
 	}

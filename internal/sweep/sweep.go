@@ -130,7 +130,10 @@ type Engine struct {
 	Reservations Lister
 	// Follow: Reservations also looks where only the other inventories say that there are
 	// addresses, so it waits for them. Otherwise all are listed at once.
-	Follow    bool
+	Follow bool
+	// Serial lists, asks and loads one after the other, in the order of Inventories and
+	// Witnesses, and starts no goroutine: for a simulation that must be repeatable.
+	Serial    bool
 	Witnesses []Witness
 	Memory    Memory
 	Journal   Log
@@ -166,10 +169,10 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 	}
 	// What is remembered is read meanwhile: it says nothing of what there is now.
 	var memErr error
-	var wg sync.WaitGroup
-	wg.Go(func() { a.Case.Memory, memErr = e.Memory.Load() })
+	load := e.beside()
+	load.do(func() { a.Case.Memory, memErr = e.Memory.Load() })
 	a.Case.Snapshots = e.list(ctx)
-	wg.Wait()
+	load.wg.Wait()
 	a.answers = e.ask(ctx, false, func(int) bool { return true })
 	a.Case.Testimonies = slices.Concat(a.answers...)
 	a.Case.Now = e.Clock()
@@ -267,17 +270,17 @@ func detailed(c *verdict.Case) bool {
 func (e *Engine) list(ctx context.Context) []claim.Snapshot {
 	n := len(e.Inventories)
 	out := make([]claim.Snapshot, n+1)
-	var wg sync.WaitGroup
+	others := e.beside()
 	for i, inv := range e.Inventories {
-		wg.Go(func() { out[i] = inv.List(ctx) })
+		others.do(func() { out[i] = inv.List(ctx) })
 	}
 	var dirs []string
 	if e.Follow {
-		wg.Wait()
+		others.wg.Wait()
 		dirs = dataDirs(out[:n])
 	}
 	out[n] = e.Reservations.List(ctx, dirs)
-	wg.Wait()
+	others.wg.Wait()
 	return out
 }
 
@@ -296,16 +299,32 @@ func dataDirs(snaps []claim.Snapshot) []string {
 	return out
 }
 
+// beside does things beside the caller, or at once if the engine is serial.
+type beside struct {
+	serial bool
+	wg     sync.WaitGroup
+}
+
+func (e *Engine) beside() *beside { return &beside{serial: e.Serial} }
+
+func (b *beside) do(f func()) {
+	if b.serial {
+		f()
+		return
+	}
+	b.wg.Go(f)
+}
+
 // ask asks those witnesses for which who is true, all at once.
 func (e *Engine) ask(ctx context.Context, detail bool, who func(i int) bool) [][]claim.Testimony {
 	parts := make([][]claim.Testimony, len(e.Witnesses))
-	var wg sync.WaitGroup
+	all := e.beside()
 	for i, w := range e.Witnesses {
 		if who(i) {
-			wg.Go(func() { parts[i] = w.Ask(ctx, detail) })
+			all.do(func() { parts[i] = w.Ask(ctx, detail) })
 		}
 	}
-	wg.Wait()
+	all.wg.Wait()
 	return parts
 }
 

@@ -1,9 +1,7 @@
 package hostlocal
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // maxConfigs bounds the configuration files read per directory.
@@ -26,10 +25,11 @@ type candidate struct {
 
 // discovery collects candidates from configurations and data directories.
 type discovery struct {
+	fs     files
 	places []place
 	stores []*candidate
 	byDir  map[string]*candidate
-	byKey  map[fileKey]*candidate
+	byKey  map[fsys.Key]*candidate
 	notes  []claim.Note
 	// whole are the data directories that were read whole or do not exist.
 	whole []string
@@ -37,9 +37,9 @@ type discovery struct {
 	subnets map[string][]claim.Range
 }
 
-func discover(confDirs, dataDirs []string, places []place) *discovery {
+func discover(fs files, confDirs, dataDirs []string, places []place) *discovery {
 	d := &discovery{
-		places: places, byDir: make(map[string]*candidate), byKey: make(map[fileKey]*candidate),
+		fs: fs, places: places, byDir: make(map[string]*candidate), byKey: make(map[fsys.Key]*candidate),
 		subnets: make(map[string][]claim.Range),
 	}
 	for _, p := range places {
@@ -60,7 +60,7 @@ func discover(confDirs, dataDirs []string, places []place) *discovery {
 			dataDirs = append(slices.Clip(dataDirs), s.DataDir)
 		}
 	}
-	seen := make(map[fileKey]bool)
+	seen := make(map[fsys.Key]bool)
 	for _, dir := range dataDirs {
 		d.dataDir(filepath.Clean(dir), seen)
 	}
@@ -78,26 +78,26 @@ func (d *discovery) note(path, format string, args ...any) {
 // loads plugins from a folder named like the network, and nerdctl keeps a folder per
 // namespace. fallback is the network's name for a file without one.
 func (d *discovery) confDir(dir, fallback string, depth int) {
-	entries, err := os.ReadDir(dir)
+	entries, err := d.fs.entries(dir)
 	if err != nil {
 		if !isNotThere(err) {
-			d.note(dir, "configuration directory cannot be read (%v): networks named only there are judged without their configuration", cause(err))
+			d.note(dir, "configuration directory cannot be read (%v): networks named only there are judged without their configuration", err)
 		}
 		return
 	}
 	for i, e := range entries {
-		path := filepath.Join(dir, e.Name())
+		path := filepath.Join(dir, e.name)
 		if i >= maxConfigs {
 			d.note(dir, "more than %d entries; the rest was not read", maxConfigs)
 			return
 		}
-		if e.IsDir() {
+		if e.mode == unix.S_IFDIR {
 			if depth == 0 {
-				d.confDir(path, e.Name(), depth+1)
+				d.confDir(path, e.name, depth+1)
 			}
 			continue
 		}
-		switch filepath.Ext(e.Name()) {
+		switch filepath.Ext(e.name) {
 		case ".conf", ".conflist", ".json":
 			d.confFile(path, fallback)
 		}
@@ -105,10 +105,10 @@ func (d *discovery) confDir(dir, fallback string, depth int) {
 }
 
 func (d *discovery) confFile(path, fallback string) {
-	data, err := readBounded(path, maxConfigSize)
+	data, err := d.fs.readBounded(path, maxConfigSize)
 	if err != nil {
 		if !isNotThere(err) {
-			d.note(path, "file: cannot be read (%v); allowed is a regular file of at most %d bytes", cause(err), maxConfigSize)
+			d.note(path, "file: cannot be read (%v); allowed is a regular file of at most %d bytes", err, maxConfigSize)
 		}
 		return
 	}
@@ -131,7 +131,7 @@ func (d *discovery) subnetFile(path string) []claim.Range {
 		return r
 	}
 	var r []claim.Range
-	if data, err := readBounded(path, maxContent); err == nil {
+	if data, err := d.fs.readBounded(path, maxContent); err == nil {
 		r = parseSubnetEnv(data)
 	}
 	d.subnets[path] = r
@@ -141,12 +141,12 @@ func (d *discovery) subnetFile(path string) []claim.Range {
 // configured adds the directory of a configured network, or the configuration to it.
 func (d *discovery) configured(n network, config string) {
 	dataDir := n.dataDir
-	if _, err := os.Stat(filepath.Join(dataDir, n.name)); err != nil && isNotThere(err) {
+	if _, err := fsys.StatPath(d.fs, filepath.Join(dataDir, n.name)); err != nil && isNotThere(err) {
 		for _, p := range d.places {
 			if p.inside != dataDir {
 				continue
 			}
-			if fi, err := os.Stat(filepath.Join(p.dataDir, n.name)); err == nil && fi.IsDir() {
+			if st, err := fsys.StatPath(d.fs, filepath.Join(p.dataDir, n.name)); err == nil && st.Dir() {
 				dataDir = p.dataDir
 			}
 		}
@@ -169,10 +169,9 @@ func (d *discovery) add(dataDir, name string, named bool) *candidate {
 	if s, ok := d.byDir[dir]; ok {
 		return s
 	}
-	var st unix.Stat_t
-	err := unix.Stat(dir, &st)
+	st, err := fsys.StatPath(d.fs, dir)
 	if err == nil {
-		if s, ok := d.byKey[keyOf(&st)]; ok {
+		if s, ok := d.byKey[st.Key()]; ok {
 			d.byDir[dir] = s
 			if s.Network != name {
 				d.note(dir, "is the same directory as %q; judged once, as that", s.Dir)
@@ -184,7 +183,7 @@ func (d *discovery) add(dataDir, name string, named bool) *candidate {
 	d.stores = append(d.stores, s)
 	d.byDir[dir] = s
 	if err == nil {
-		d.byKey[keyOf(&st)] = s
+		d.byKey[st.Key()] = s
 	}
 	return s
 }
@@ -192,20 +191,20 @@ func (d *discovery) add(dataDir, name string, named bool) *candidate {
 // dataDir adds every sub-directory. A data directory that does not exist holds
 // nothing; one that cannot be read is a store of its own with a Problem and without a
 // network name, so that nobody takes the silence for emptiness (I5).
-func (d *discovery) dataDir(dir string, seen map[fileKey]bool) {
-	fd, err := openDir(dir, false)
+func (d *discovery) dataDir(dir string, seen map[fsys.Key]bool) {
+	fd, err := d.fs.openDir(dir, false)
 	if err != nil {
 		if !isNotThere(err) {
 			d.unreadable(dir, err)
-		} else if _, lerr := os.Lstat(dir); lerr == nil {
+		} else if _, lerr := fsys.LstatPath(d.fs, dir); lerr == nil {
 			d.note(dir, "data directory is no directory or a dangling link; nothing can be listed there")
 		} else {
 			d.whole = append(d.whole, dir)
 		}
 		return
 	}
-	defer unix.Close(fd)
-	if key, err := fdKey(fd); err == nil {
+	defer d.fs.Close(fd)
+	if key, err := d.fs.fdKey(fd); err == nil {
 		if seen[key] {
 			d.whole = append(d.whole, dir)
 			return
@@ -213,11 +212,11 @@ func (d *discovery) dataDir(dir string, seen map[fileKey]bool) {
 		seen[key] = true
 	}
 	var names []string
-	err = readDir(fd, func(name []byte, typ byte) {
+	err = d.fs.readDir(fd, func(name []byte, typ byte) {
 		mode := modeOfType(typ)
 		n := string(name)
 		if mode == 0 {
-			if st, ok, err := lstatAt(fd, n); err == nil && ok {
+			if st, ok, err := d.fs.lstatAt(fd, n); err == nil && ok {
 				mode = st.Mode & unix.S_IFMT
 			}
 		}
@@ -251,38 +250,10 @@ func (d *discovery) unreadable(dir string, err error) {
 		return
 	}
 	s := &candidate{named: true, Store: claim.Store{
-		Dir: dir, DataDir: dir, Problem: fmt.Sprintf("data directory cannot be listed: %v", cause(err)),
+		Dir: dir, DataDir: dir, Problem: fmt.Sprintf("data directory cannot be listed: %v", err),
 	}}
 	d.stores = append(d.stores, s)
 	d.byDir[dir] = s
-}
-
-// cause strips the path from an error: the path stands beside it already and may be
-// hostile.
-func cause(err error) error {
-	var pe *os.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
-	}
-	return err
-}
-
-// readDir calls yield for every entry but "." and "..". The name is only valid
-// during the call.
-func readDir(fd int, yield func(name []byte, typ byte)) error {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := ignoringEINTR(func() (int, error) { return unix.Getdents(fd, buf) })
-		if err != nil {
-			return err
-		}
-		if n <= 0 {
-			return nil
-		}
-		if !eachDirent(buf[:n], yield) {
-			return errors.New("the kernel's directory entries could not be parsed")
-		}
-	}
 }
 
 // printable is for paths in notes that come from names with control characters.

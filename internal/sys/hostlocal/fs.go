@@ -4,18 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
-// This file holds every primitive that touches a data directory or the quarantine,
-// each relative to a directory descriptor. There is no interface over them: nothing
-// but the real file system stands behind it today, and one indirect call with an
-// escaping buffer per file is measurable at 10,000 files. A simulator with crash
-// semantics would replace exactly these functions.
+// files are the primitives that touch a data directory or the quarantine, each relative
+// to a directory descriptor.
+type files struct {
+	fsys.FS
+	// serial: nothing runs beside the caller, and a lock that another holds is not
+	// waited for.
+	serial bool
+}
 
 // Error is a failure on one object, for an operator to act on.
 type Error struct {
@@ -48,21 +53,12 @@ var errUnsteady = errors.New("changed while it was read")
 
 // openDir opens a directory for *at calls. nofollow refuses a symlink as its last
 // component.
-func openDir(path string, nofollow bool) (int, error) {
-	flags := unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
+func (f files) openDir(path string, nofollow bool) (int, error) {
+	flags := unix.O_RDONLY | unix.O_DIRECTORY
 	if nofollow {
 		flags |= unix.O_NOFOLLOW
 	}
-	return ignoringEINTR(func() (int, error) { return unix.Open(path, flags, 0) })
-}
-
-func ignoringEINTR(f func() (int, error)) (int, error) {
-	for {
-		n, err := f()
-		if err != unix.EINTR {
-			return n, err
-		}
-	}
+	return f.Openat(unix.AT_FDCWD, path, flags, 0)
 }
 
 // readReservation opens name in dirfd and reads it whole into buf, which must hold
@@ -72,9 +68,9 @@ func ignoringEINTR(f func() (int, error)) (int, error) {
 // O_NONBLOCK keeps a FIFO from hanging and O_NOFOLLOW a symlink from leading away;
 // what was opened is looked at again by fstat, since the name can be replaced in
 // between. Reading changes neither ctime nor the incarnation.
-func readReservation(dirfd int, name string, buf []byte) ([]byte, claim.Incarnation, error) {
+func (f files) readReservation(dirfd int, name string, buf []byte) ([]byte, claim.Incarnation, error) {
 	for range 3 {
-		content, inc, err := readOnce(dirfd, name, buf)
+		content, inc, err := f.readOnce(dirfd, name, buf)
 		if err != errUnsteady {
 			return content, inc, err
 		}
@@ -82,43 +78,39 @@ func readReservation(dirfd int, name string, buf []byte) ([]byte, claim.Incarnat
 	return nil, claim.Incarnation{}, errUnsteady
 }
 
-func readOnce(dirfd int, name string, buf []byte) ([]byte, claim.Incarnation, error) {
-	fd, err := openReservation(dirfd, name)
+func (f files) readOnce(dirfd int, name string, buf []byte) ([]byte, claim.Incarnation, error) {
+	fd, err := f.openReservation(dirfd, name)
 	if err != nil {
 		return nil, claim.Incarnation{}, err
 	}
-	defer unix.Close(fd)
-	return readFD(fd, buf)
+	defer f.Close(fd)
+	return f.readFD(fd, buf)
 }
 
-func openReservation(dirfd int, name string) (int, error) {
-	for {
-		fd, err := unix.Openat(dirfd, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
-		switch err {
-		case unix.EINTR:
-			continue
-		case unix.ELOOP:
-			return -1, &notRegularError{unix.S_IFLNK}
-		case unix.ENXIO:
-			return -1, &notRegularError{unix.S_IFSOCK}
-		}
-		return fd, err
+func (f files) openReservation(dirfd int, name string) (int, error) {
+	fd, err := f.Openat(dirfd, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	switch err {
+	case unix.ELOOP:
+		return -1, &notRegularError{unix.S_IFLNK}
+	case unix.ENXIO:
+		return -1, &notRegularError{unix.S_IFSOCK}
 	}
+	return fd, err
 }
 
-func readFD(fd int, buf []byte) ([]byte, claim.Incarnation, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+func (f files) readFD(fd int, buf []byte) ([]byte, claim.Incarnation, error) {
+	st, err := f.Fstat(fd)
+	if err != nil {
 		return nil, claim.Incarnation{}, err
 	}
 	inc := incarnationOf(&st)
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if !st.Regular() {
 		return nil, inc, &notRegularError{st.Mode}
 	}
 	if st.Size > maxContent {
 		return nil, inc, &tooLargeError{st.Size}
 	}
-	n, err := ignoringEINTR(func() (int, error) { return unix.Pread(fd, buf[:maxContent+1], 0) })
+	n, err := f.Pread(fd, buf[:maxContent+1], 0)
 	if err != nil {
 		return nil, inc, err
 	}
@@ -130,33 +122,18 @@ func readFD(fd int, buf []byte) ([]byte, claim.Incarnation, error) {
 }
 
 // incarnationOf is everything of an incarnation but the sum.
-func incarnationOf(st *unix.Stat_t) claim.Incarnation {
-	return claim.Incarnation{
-		Dev:   uint64(st.Dev), //nolint:unconvert // 32 bits on some architectures
-		Ino:   st.Ino,
-		Ctime: st.Ctim.Nano(),
-		Size:  st.Size,
-	}
+func incarnationOf(st *fsys.Stat) claim.Incarnation {
+	return claim.Incarnation{Dev: st.Dev, Ino: st.Ino, Ctime: st.Ctime, Size: st.Size}
 }
 
-// fileKey identifies a file or directory while it is open or exists.
-type fileKey struct{ dev, ino uint64 }
-
-func keyOf(st *unix.Stat_t) fileKey {
-	return fileKey{uint64(st.Dev), st.Ino} //nolint:unconvert // 32 bits on some architectures
-}
-
-func fdKey(fd int) (fileKey, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fileKey{}, err
-	}
-	return keyOf(&st), nil
+func (f files) fdKey(fd int) (fsys.Key, error) {
+	st, err := f.Fstat(fd)
+	return st.Key(), err
 }
 
 // lstatAt stats a name without following it. ok is false when it is not there.
-func lstatAt(dirfd int, name string) (st unix.Stat_t, ok bool, err error) {
-	err = unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+func (f files) lstatAt(dirfd int, name string) (st fsys.Stat, ok bool, err error) {
+	st, err = f.Fstatat(dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
 	if err == unix.ENOENT {
 		return st, false, nil
 	}
@@ -166,32 +143,27 @@ func lstatAt(dirfd int, name string) (st unix.Stat_t, ok bool, err error) {
 // moveNoReplace renames and never overwrites. Where the file system has no
 // RENAME_NOREPLACE it links and unlinks: a crash in between leaves both names on one
 // inode, which Place understands.
-func moveNoReplace(fromFD int, from string, toFD int, to string) error {
-	err := unix.Renameat2(fromFD, from, toFD, to, unix.RENAME_NOREPLACE)
+func (f files) moveNoReplace(fromFD int, from string, toFD int, to string) error {
+	err := f.Renameat2(fromFD, from, toFD, to, unix.RENAME_NOREPLACE)
 	if err != unix.EINVAL && err != unix.ENOSYS && err != unix.EOPNOTSUPP {
 		return err
 	}
-	return linkMove(fromFD, from, toFD, to)
+	return f.linkMove(fromFD, from, toFD, to)
 }
 
-func linkMove(fromFD int, from string, toFD int, to string) error {
-	if err := unix.Linkat(fromFD, from, toFD, to, 0); err != nil {
+func (f files) linkMove(fromFD int, from string, toFD int, to string) error {
+	if err := f.Linkat(fromFD, from, toFD, to, 0); err != nil {
 		return err
 	}
-	if err := unix.Unlinkat(fromFD, from, 0); err != nil {
-		return errors.Join(err, unix.Unlinkat(toFD, to, 0))
+	if err := f.Unlinkat(fromFD, from, 0); err != nil {
+		return errors.Join(err, f.Unlinkat(toFD, to, 0))
 	}
 	return nil
 }
 
-func fsync(fd int) error {
-	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Fsync(fd) })
-	return err
-}
-
 // unlinkIfThere removes a name; it is no error when it is not there.
-func unlinkIfThere(dirfd int, name string) error {
-	if err := unix.Unlinkat(dirfd, name, 0); err != nil && err != unix.ENOENT {
+func (f files) unlinkIfThere(dirfd int, name string) error {
+	if err := f.Unlinkat(dirfd, name, 0); err != nil && err != unix.ENOENT {
 		return err
 	}
 	return nil
@@ -201,41 +173,40 @@ func unlinkIfThere(dirfd int, name string) error {
 // of src, and fsyncs it. Owner and attributes are kept where that is permitted: the
 // content decides what a reservation means. The mode is set, since host-local must
 // be able to read it again.
-func writeCopy(fd, src int, content []byte) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(src, &st); err != nil {
+func (f files) writeCopy(fd, src int, content []byte) error {
+	st, err := f.Fstat(src)
+	if err != nil {
 		return err
 	}
 	for b := content; len(b) > 0; {
-		n, err := ignoringEINTR(func() (int, error) { return unix.Write(fd, b) })
+		n, err := f.Write(fd, b)
 		if err != nil {
 			return err
 		}
 		b = b[n:]
 	}
-	copyXattrs(fd, src)
-	_ = unix.Fchown(fd, int(st.Uid), int(st.Gid))
-	if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil {
+	f.copyXattrs(fd, src)
+	_ = f.Fchown(fd, int(st.UID), int(st.GID))
+	if err := f.Fchmod(fd, st.Mode&0o7777); err != nil {
 		return err
 	}
-	ts := []unix.Timespec{st.Atim, st.Mtim}
 	// The time is for people; it decides nothing (case F8).
-	_ = unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), ts, 0)
-	return fsync(fd)
+	_ = f.Utimes(fd, st.Atime, st.Mtime)
+	return f.Fsync(fd)
 }
 
 // copyXattrs copies extended attributes as far as that is permitted: the stamp of our
 // own IPAM, SELinux labels. At most 64 KiB of names and values.
-func copyXattrs(fd, src int) {
+func (f files) copyXattrs(fd, src int) {
 	names := make([]byte, 4096)
-	n, err := unix.Flistxattr(src, names)
+	n, err := f.Flistxattr(src, names)
 	if err != nil || n <= 0 {
 		return
 	}
 	val := make([]byte, 4096)
 	for _, name := range splitNUL(names[:n]) {
-		if m, err := unix.Fgetxattr(src, name, val); err == nil {
-			_ = unix.Fsetxattr(fd, name, val[:m], 0)
+		if m, err := f.Fgetxattr(src, name, val); err == nil {
+			_ = f.Fsetxattr(fd, name, val[:m], 0)
 		}
 	}
 }
@@ -256,12 +227,11 @@ func splitNUL(b []byte) []string {
 
 // writable reports whether entries can be added to and removed from the directory.
 // An immutable attribute is not seen: then the release fails and says so.
-func writable(dirfd int) bool {
-	var fs unix.Statfs_t
-	if unix.Fstatfs(dirfd, &fs) != nil || int64(fs.Flags)&unix.ST_RDONLY != 0 {
+func (f files) writable(dirfd int) bool {
+	if ro, err := f.ReadOnly(dirfd); err != nil || ro {
 		return false
 	}
-	return unix.Faccessat(dirfd, ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
+	return f.Faccessat(dirfd, ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
 }
 
 // isNotThere reports whether a path does not exist, as opposed to cannot be read.
@@ -271,20 +241,17 @@ func isNotThere(err error) bool {
 
 // readBounded reads a small regular file by path, symlinks followed (configuration
 // files are often links), without hanging on a FIFO.
-func readBounded(path string, limit int64) ([]byte, error) {
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
-	})
+func (f files) readBounded(path string, limit int64) ([]byte, error) {
+	fd, err := f.Openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	defer f.Close(fd)
+	st, err := f.Fstat(fd)
+	if err != nil {
 		return nil, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if !st.Regular() {
 		return nil, &notRegularError{st.Mode}
 	}
 	if st.Size > limit {
@@ -293,7 +260,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	buf := make([]byte, st.Size)
 	n := 0
 	for n < len(buf) {
-		m, err := ignoringEINTR(func() (int, error) { return unix.Pread(fd, buf[n:], int64(n)) })
+		m, err := f.Pread(fd, buf[n:], int64(n))
 		if err != nil {
 			return nil, err
 		}
@@ -303,4 +270,44 @@ func readBounded(path string, limit int64) ([]byte, error) {
 		n += m
 	}
 	return buf[:n], nil
+}
+
+// readDir calls yield for every entry but "." and "..". The name is only valid during
+// the call.
+func (f files) readDir(fd int, yield func(name []byte, typ byte)) error {
+	return fsys.ReadDir(f.FS, fd, func(name []byte, typ byte) bool {
+		yield(name, typ)
+		return true
+	})
+}
+
+// dirEntry is a name in a directory.
+type dirEntry struct {
+	name string
+	mode uint32 // file type
+}
+
+// entries reads a directory by path, sorted by name.
+func (f files) entries(path string) ([]dirEntry, error) {
+	fd, err := f.openDir(path, false)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close(fd)
+	var out []dirEntry
+	err = f.readDir(fd, func(name []byte, typ byte) {
+		out = append(out, dirEntry{string(name), modeOfType(typ)})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		if out[i].mode == 0 {
+			if st, ok, err := f.lstatAt(fd, out[i].name); err == nil && ok {
+				out[i].mode = st.Mode & unix.S_IFMT
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b dirEntry) int { return strings.Compare(a.name, b.name) })
+	return out, nil
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 const maxLocksSize = 4 << 20
@@ -20,9 +22,11 @@ const maxLocksSize = 4 << 20
 // processes that have the file open are named instead. On file systems whose st_dev
 // differs from what /proc/locks prints (btrfs, some overlays), a holder with the same
 // inode number counts only if it has the file open.
-func LockHolders(proc, path string) []int {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
+func LockHolders(proc, path string) []int { return lockHolders(fsys.OS{}, proc, path) }
+
+func lockHolders(fs fsys.FS, proc, path string) []int {
+	st, err := fsys.StatPath(fs, path)
+	if err != nil {
 		return nil
 	}
 	// Its size is unknown to stat: read what comes, bounded.
@@ -40,10 +44,9 @@ func LockHolders(proc, path string) []int {
 			break
 		}
 	}
-	dev := uint64(st.Dev) //nolint:unconvert // 32 bits on some architectures
-	exact, maybe := parseLocks(string(data), unix.Major(dev), unix.Minor(dev), st.Ino)
+	exact, maybe := parseLocks(string(data), unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	for _, pid := range maybe {
-		if hasOpen(proc, pid, keyOf(&st)) {
+		if hasOpen(proc, pid, st.Key()) {
 			exact = append(exact, pid)
 		}
 	}
@@ -52,7 +55,7 @@ func LockHolders(proc, path string) []int {
 		return err != nil
 	})
 	if len(alive) == 0 && len(exact) > 0 {
-		alive = openers(proc, keyOf(&st))
+		alive = openers(proc, st.Key())
 	}
 	slices.Sort(alive)
 	return slices.Compact(alive)
@@ -91,7 +94,7 @@ func parseLocks(text string, major, minor uint32, ino uint64) (exact, maybe []in
 }
 
 // openers returns the processes but ourselves that have the file open.
-func openers(proc string, key fileKey) []int {
+func openers(proc string, key fsys.Key) []int {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil
@@ -106,15 +109,14 @@ func openers(proc string, key fileKey) []int {
 	return pids
 }
 
-func hasOpen(proc string, pid int, key fileKey) bool {
+func hasOpen(proc string, pid int, key fsys.Key) bool {
 	dir := filepath.Join(proc, strconv.Itoa(pid), "fd")
 	fds, err := os.ReadDir(dir)
 	if err != nil {
 		return false
 	}
 	for _, fd := range fds {
-		var st unix.Stat_t
-		if unix.Stat(filepath.Join(dir, fd.Name()), &st) == nil && keyOf(&st) == key {
+		if st, err := fsys.StatPath(fsys.OS{}, filepath.Join(dir, fd.Name())); err == nil && st.Key() == key {
 			return true
 		}
 	}

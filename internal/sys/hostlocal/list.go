@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 const (
@@ -37,6 +37,11 @@ type Config struct {
 	WellKnown bool
 	// Clock reads the node's clocks. Required.
 	Clock func() claim.Instant
+	// FS is where all of these lie; the kernel's when nil.
+	FS fsys.FS
+	// Serial makes List work without goroutines, so that its file calls come in one
+	// order: for a simulation that must be repeatable.
+	Serial bool
 }
 
 // Inventory lists reservations. Safe for concurrent use.
@@ -77,11 +82,12 @@ func (inv *Inventory) ListAlso(ctx context.Context, dataDirs []string) claim.Sna
 			also = append(also, d)
 		}
 	}
-	d := discover(inv.cfg.ConfDirs, also, inv.places)
+	fs := files{fsys.Or(inv.cfg.FS), inv.cfg.Serial}
+	d := discover(fs, inv.cfg.ConfDirs, also, inv.places)
 	slices.SortFunc(d.stores, func(a, b *candidate) int { return strings.Compare(a.Dir, b.Dir) })
 	snap := claim.Snapshot{Source: inv.Name(), Notes: d.notes}
 	for batch := range slices.Chunk(d.stores, maxOpenStores) {
-		inv.batch(ctx, batch, &snap)
+		batchOf(ctx, fs, batch, &snap)
 	}
 	for _, dir := range d.whole {
 		snap.Stores = append(snap.Stores, claim.Store{Dir: dir, DataDir: dir, Writable: true})
@@ -90,13 +96,13 @@ func (inv *Inventory) ListAlso(ctx context.Context, dataDirs []string) claim.Sna
 	return snap
 }
 
-// batch reads the names of all its stores first: then it is known how many resources
+// batchOf reads the names of all its stores first: then it is known how many resources
 // there are, and they lie in one piece that never had to grow.
-func (inv *Inventory) batch(ctx context.Context, stores []*candidate, snap *claim.Snapshot) {
+func batchOf(ctx context.Context, fs files, stores []*candidate, snap *claim.Snapshot) {
 	var list []*listing
 	total := 0
 	for _, s := range stores {
-		l := &listing{store: &s.Store, named: s.named, fd: -1}
+		l := &listing{fs: fs, store: &s.Store, named: s.named, fd: -1}
 		if s.Problem == "" && !l.begin() {
 			continue
 		}
@@ -121,6 +127,7 @@ type entry struct {
 
 // listing is the reading of one store.
 type listing struct {
+	fs      files
 	store   *claim.Store
 	named   bool
 	fd      int // of the directory, -1 when it could not be opened
@@ -132,7 +139,7 @@ type listing struct {
 
 func (l *listing) close() {
 	if l.fd >= 0 {
-		unix.Close(l.fd)
+		l.fs.Close(l.fd)
 	}
 }
 
@@ -148,17 +155,17 @@ func (l *listing) note(name, text string) {
 // gone, or a directory that no configuration names and in which nothing is
 // host-local's.
 func (l *listing) begin() bool {
-	fd, err := openDir(l.store.Dir, !l.named)
+	fd, err := l.fs.openDir(l.store.Dir, !l.named)
 	if err != nil {
 		if err == unix.ENOENT || (!l.named && isNotThere(err)) {
-			l.store.Writable = parentWritable(l.store.DataDir)
+			l.store.Writable = l.fs.parentWritable(l.store.DataDir)
 			return l.named
 		}
 		l.store.Problem = fmt.Sprintf("cannot be opened: %v", err)
 		return true
 	}
 	l.fd = fd
-	l.store.Writable = writable(fd)
+	l.store.Writable = l.fs.writable(fd)
 	if l.entries, err = l.names(); err != nil {
 		l.store.Problem = fmt.Sprintf("cannot be listed whole: %v", err)
 	} else if !l.named && !l.own && len(l.entries) == 0 {
@@ -208,7 +215,7 @@ func (l *listing) names() ([]entry, error) {
 	}
 	var arena strings.Builder
 	var ends []end
-	err := readDir(l.fd, func(name []byte, typ byte) {
+	err := l.fs.readDir(l.fd, func(name []byte, typ byte) {
 		arena.Write(name)
 		ends = append(ends, end{arena.Len(), typ})
 	})
@@ -231,7 +238,7 @@ func (l *listing) names() ([]entry, error) {
 			}
 		case nameOther:
 			if mode == 0 {
-				if st, ok, err := lstatAt(l.fd, name); err == nil && ok {
+				if st, ok, err := l.fs.lstatAt(l.fd, name); err == nil && ok {
 					mode = st.Mode
 				}
 			}
@@ -250,7 +257,7 @@ func (l *listing) names() ([]entry, error) {
 // open reads the entries into res, which has the same length. A second goroutine
 // takes half of many: opening waits for the file system, not for the processor.
 func (l *listing) open(ctx context.Context, fd int, entries []entry, res []claim.Resource) error {
-	if len(entries) < parallelFrom {
+	if l.fs.serial || len(entries) < parallelFrom {
 		return l.openSome(ctx, fd, entries, res)
 	}
 	half := len(entries) / 2
@@ -301,30 +308,30 @@ func (l *listing) readEntry(fd int, e *entry, prefix int, buf []byte) ([]byte, c
 	name := e.path[prefix:]
 	if e.mode == 0 {
 		// Without d_type, look before opening: opening a device may do something.
-		st, ok, err := lstatAt(fd, name)
+		st, ok, err := l.fs.lstatAt(fd, name)
 		if err != nil {
 			return nil, claim.Incarnation{}, err
 		}
 		if !ok {
 			return nil, claim.Incarnation{}, unix.ENOENT
 		}
-		if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		if !st.Regular() {
 			return nil, incarnationOf(&st), &notRegularError{st.Mode}
 		}
 	}
-	return readReservation(fd, name, buf)
+	return l.fs.readReservation(fd, name, buf)
 }
 
 // parentWritable answers for a network directory that does not exist yet: whether it
 // could be made.
-func parentWritable(dir string) bool {
+func (f files) parentWritable(dir string) bool {
 	for {
-		fd, err := openDir(dir, false)
+		fd, err := f.openDir(dir, false)
 		if err == nil {
-			defer unix.Close(fd)
-			return writable(fd)
+			defer f.Close(fd)
+			return f.writable(fd)
 		}
-		if !errors.Is(err, os.ErrNotExist) || dir == "/" || dir == "." {
+		if err != unix.ENOENT || dir == "/" || dir == "." {
 			return false
 		}
 		dir = filepath.Dir(dir)

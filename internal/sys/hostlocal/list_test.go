@@ -161,12 +161,12 @@ func TestReadEntryWithoutType(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(store, "10.0.0.3"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := openDir(store, false)
+	fd, err := kernel.openDir(store, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	l := listing{store: &claim.Store{Dir: store}}
+	l := listing{fs: kernel, store: &claim.Store{Dir: store}}
 	for name, ok := range map[string]bool{"10.0.0.2": true, "10.0.0.3": false, "10.0.0.4": false} {
 		e := entry{path: store + "/" + name}
 		if _, _, err := l.readEntry(fd, &e, len(store)+1, make([]byte, maxContent+1)); (err == nil) != ok {
@@ -179,7 +179,7 @@ func TestReadEntryWithoutType(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"10.0.0.3", "10.0.0.5"} {
-		if _, _, err := readReservation(fd, name, make([]byte, maxContent+1)); !isOtherFile(err) {
+		if _, _, err := kernel.readReservation(fd, name, make([]byte, maxContent+1)); !isOtherFile(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // ErrLocked says that a store's lock could not be had in time (case L7).
@@ -42,7 +44,7 @@ func (e *ErrLocked) Error() string {
 // The zero value works. Safe for concurrent use.
 type locker struct {
 	mu   sync.Mutex
-	dirs map[fileKey]*dirLock
+	dirs map[fsys.Key]*dirLock
 }
 
 // dirLock is our own state for one directory.
@@ -56,6 +58,7 @@ type dirLock struct {
 
 // waiter is one blocking flock.
 type waiter struct {
+	fs   files
 	fd   int
 	done chan error // 1 deep
 
@@ -67,12 +70,12 @@ type waiter struct {
 
 // wait runs in its own goroutine until the kernel answers.
 func (w *waiter) wait() {
-	defer hurry()()
-	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Flock(w.fd, unix.LOCK_EX) })
+	defer w.fs.hurry()()
+	err := w.fs.Flock(w.fd, unix.LOCK_EX)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.abandoned {
-		unix.Close(w.fd) // releases it at once
+		w.fs.Close(w.fd) // releases it at once
 		w.finished = true
 		return
 	}
@@ -87,7 +90,7 @@ func (w *waiter) abandon() {
 	w.abandoned = true
 	select {
 	case <-w.done:
-		unix.Close(w.fd)
+		w.fs.Close(w.fd)
 		w.finished = true
 	default:
 	}
@@ -106,6 +109,7 @@ func (w *waiter) adopt() bool {
 
 // held is a lock that we have.
 type held struct {
+	fs   files
 	fd   int
 	turn chan struct{}
 	// late is how long we had it before lockDir returned.
@@ -114,15 +118,15 @@ type held struct {
 
 // release gives the lock back.
 func (h *held) release() {
-	unix.Close(h.fd)
+	h.fs.Close(h.fd)
 	<-h.turn
 }
 
-func (l *locker) dir(key fileKey) *dirLock {
+func (l *locker) dir(key fsys.Key) *dirLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dirs == nil {
-		l.dirs = make(map[fileKey]*dirLock)
+		l.dirs = make(map[fsys.Key]*dirLock)
 	}
 	d := l.dirs[key]
 	if d == nil {
@@ -135,7 +139,10 @@ func (l *locker) dir(key fileKey) *dirLock {
 // hurry gives the calling thread the processor before others until calm is called: who
 // holds the lock of an allocator and waits for a processor keeps every ADD waiting. It
 // does nothing where that is not permitted.
-func hurry() (calm func()) {
+func (f files) hurry() (calm func()) {
+	if f.serial {
+		return func() {}
+	}
 	runtime.LockOSThread()
 	was, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	if err != nil || unix.Setpriority(unix.PRIO_PROCESS, 0, -20) != nil {
@@ -151,6 +158,7 @@ func hurry() (calm func()) {
 
 // storeDir is an open directory of reservations.
 type storeDir struct {
+	fs   files
 	fd   int
 	path string
 }
@@ -164,7 +172,7 @@ type storeDir struct {
 func (l *locker) lockDir(ctx context.Context, dir storeDir, wait time.Duration, proc string) (*held, error) {
 	lockPath := filepath.Join(dir.path, lockName)
 	fail := func(err error) (*held, error) { return nil, &Error{"lock", lockPath, err} }
-	key, err := fdKey(dir.fd)
+	key, err := dir.fs.fdKey(dir.fd)
 	if err != nil {
 		return fail(err)
 	}
@@ -177,26 +185,27 @@ func (l *locker) lockDir(ctx context.Context, dir storeDir, wait time.Duration, 
 		select {
 		case d.turn <- struct{}{}:
 		case <-timer.C:
-			return nil, &ErrLocked{lockPath, LockHolders(proc, lockPath), wait}
+			return nil, &ErrLocked{lockPath, lockHolders(dir.fs, proc, lockPath), wait}
 		case <-ctx.Done():
 			return fail(ctx.Err())
 		}
 	}
-	fd, since, err := d.acquire(ctx, dir.fd, timer.C)
+	fd, since, err := d.acquire(ctx, dir, timer.C)
 	if err != nil {
 		<-d.turn
 		if err == errTimeout {
-			return nil, &ErrLocked{lockPath, LockHolders(proc, lockPath), wait}
+			return nil, &ErrLocked{lockPath, lockHolders(dir.fs, proc, lockPath), wait}
 		}
 		return fail(err)
 	}
-	return &held{fd, d.turn, time.Since(since)}, nil
+	return &held{dir.fs, fd, d.turn, time.Since(since)}, nil
 }
 
 // acquire is called with the turn held and returns the locked descriptor, and since
 // when it is locked.
-func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Time) (int, time.Time, error) {
+func (d *dirLock) acquire(ctx context.Context, dir storeDir, timeout <-chan time.Time) (int, time.Time, error) {
 	var never time.Time
+	fs := dir.fs
 	for {
 		select {
 		case <-timeout: // the file may be replaced over and over
@@ -206,27 +215,31 @@ func (d *dirLock) acquire(ctx context.Context, dirfd int, timeout <-chan time.Ti
 		w := d.left
 		d.left = nil
 		if w == nil || !w.adopt() {
-			fd, err := openLock(dirfd)
+			fd, err := fs.openLock(dir.fd)
 			if err != nil {
 				return -1, never, err
 			}
-			if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-				if sameLock(dirfd, fd) {
+			if err := fs.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+				if fs.sameLock(dir.fd, fd) {
 					return fd, time.Now(), nil
 				}
-				unix.Close(fd)
+				fs.Close(fd)
 				continue
 			}
-			w = &waiter{fd: fd, done: make(chan error, 1)}
+			if fs.serial {
+				fs.Close(fd)
+				return -1, never, errTimeout
+			}
+			w = &waiter{fs: fs, fd: fd, done: make(chan error, 1)}
 			go w.wait()
 		}
 		var why error
 		select {
 		case err := <-w.done:
-			if err == nil && sameLock(dirfd, w.fd) {
+			if err == nil && fs.sameLock(dir.fd, w.fd) {
 				return w.fd, w.granted, nil
 			}
-			unix.Close(w.fd)
+			w.fs.Close(w.fd)
 			if err != nil {
 				return -1, never, err
 			}
@@ -249,10 +262,8 @@ func (timeoutError) Error() string { return "time-out" }
 // errTimeout is compared by value.
 var errTimeout error = timeoutError{}
 
-func openLock(dirfd int) (int, error) {
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Openat(dirfd, lockName, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0o600)
-	})
+func (f files) openLock(dirfd int) (int, error) {
+	fd, err := f.Openat(dirfd, lockName, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
 	switch err {
 	case nil:
 	case unix.ELOOP:
@@ -264,24 +275,24 @@ func openLock(dirfd int) (int, error) {
 	default:
 		return -1, err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		unix.Close(fd)
+	st, err := f.Fstat(fd)
+	if err != nil {
+		f.Close(fd)
 		return -1, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		unix.Close(fd)
+	if !st.Regular() {
+		f.Close(fd)
 		return -1, &notRegularError{st.Mode}
 	}
 	return fd, nil
 }
 
 // sameLock reports whether the locked descriptor is still what the name means.
-func sameLock(dirfd, fd int) bool {
-	st, ok, err := lstatAt(dirfd, lockName)
+func (f files) sameLock(dirfd, fd int) bool {
+	st, ok, err := f.lstatAt(dirfd, lockName)
 	if err != nil || !ok {
 		return false
 	}
-	key, err := fdKey(fd)
-	return err == nil && key == keyOf(&st)
+	key, err := f.fdKey(fd)
+	return err == nil && key == st.Key()
 }

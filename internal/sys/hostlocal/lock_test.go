@@ -11,16 +11,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
+
+// kernel is never changed.
+var kernel = files{FS: fsys.OS{}}
 
 func openStore(t *testing.T, dir string) storeDir {
 	t.Helper()
-	fd, err := openDir(dir, false)
+	fd, err := kernel.openDir(dir, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	return storeDir{fd, dir}
+	return storeDir{kernel, fd, dir}
 }
 
 // free reports whether the lock can be had by another open file description.
@@ -237,16 +242,16 @@ func TestReaper(t *testing.T) {
 	if err := os.Symlink(store, root+"/alias"); err != nil {
 		t.Fatal(err)
 	}
-	first, err := AcquireReaper(run, store)
+	first, err := AcquireReaper(nil, run, store)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// By another path it is the same directory.
 	var busy *ErrBusy
-	if _, err := AcquireReaper(run, root+"/alias"); !errors.As(err, &busy) || busy.PID != os.Getpid() {
+	if _, err := AcquireReaper(nil, run, root+"/alias"); !errors.As(err, &busy) || busy.PID != os.Getpid() {
 		t.Errorf("err = %v", err)
 	}
-	other, err := AcquireReaper(run, filepath.Dir(store))
+	other, err := AcquireReaper(nil, run, filepath.Dir(store))
 	if err != nil {
 		t.Errorf("another directory: %v", err)
 	} else if err := other.Close(); err != nil {
@@ -255,13 +260,13 @@ func TestReaper(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again, err := AcquireReaper(run, root+"/alias")
+	again, err := AcquireReaper(nil, run, root+"/alias")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
 
-	if _, err := AcquireReaper(run, root+"/missing"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := AcquireReaper(nil, run, root+"/missing"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("err = %v", err)
 	}
 }
@@ -278,11 +283,11 @@ func TestReaperElsewhere(t *testing.T) {
 	pid, stop := lockElsewhere(t, path)
 	put(t, path, fmt.Sprintln(pid))
 	var busy *ErrBusy
-	if _, err := AcquireReaper(root, store); !errors.As(err, &busy) || busy.PID != pid {
+	if _, err := AcquireReaper(nil, root, store); !errors.As(err, &busy) || busy.PID != pid {
 		t.Errorf("err = %v, want PID %d", err, pid)
 	}
 	stop()
-	r, err := AcquireReaper(root, store)
+	r, err := AcquireReaper(nil, root, store)
 	if err != nil {
 		t.Fatal(err)
 	}

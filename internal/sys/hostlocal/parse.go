@@ -3,7 +3,6 @@ package hostlocal
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"net/netip"
 	"strings"
@@ -99,31 +98,6 @@ func isLowerAlnum(b []byte) bool {
 		if (c < '0' || c > '9') && (c < 'a' || c > 'z') {
 			return false
 		}
-	}
-	return true
-}
-
-// eachDirent walks a buffer that getdents64 filled. It stops at the first record
-// that does not fit and returns false: the listing is not whole.
-func eachDirent(buf []byte, yield func(name []byte, typ byte)) bool {
-	// struct linux_dirent64: ino u64, off s64, reclen u16, type u8, name, NUL.
-	const head = 8 + 8 + 2 + 1
-	for len(buf) > 0 {
-		if len(buf) < head {
-			return false
-		}
-		n := int(binary.NativeEndian.Uint16(buf[16:]))
-		if n <= head || n > len(buf) {
-			return false
-		}
-		name, _, ok := bytes.Cut(buf[head:n], []byte{0})
-		if !ok || len(name) == 0 {
-			return false
-		}
-		if string(name) != "." && string(name) != ".." {
-			yield(name, buf[18])
-		}
-		buf = buf[n:]
 	}
 	return true
 }

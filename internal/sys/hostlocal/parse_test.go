@@ -1,7 +1,6 @@
 package hostlocal
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"strings"
 	"testing"
@@ -81,41 +80,5 @@ func FuzzReservation(f *testing.F) {
 				t.Errorf("%q:\n%s", content, d)
 			}
 		}
-		eachDirent(content, func([]byte, byte) {})
 	})
-}
-
-func dirent(name string, typ byte) []byte {
-	n := (19 + len(name) + 1 + 7) &^ 7
-	b := make([]byte, n)
-	binary.NativeEndian.PutUint64(b, 1)
-	binary.NativeEndian.PutUint16(b[16:], uint16(n))
-	b[18] = typ
-	copy(b[19:], name)
-	return b
-}
-
-func TestEachDirent(t *testing.T) {
-	whole := append(append(dirent(".", 4), dirent("10.0.0.1", 8)...), dirent("x", 4)...)
-	tests := []struct {
-		name string
-		in   []byte
-		want string
-		ok   bool
-	}{
-		{"whole", whole, "10.0.0.1:8 x:4 ", true},
-		{"cut in a record", whole[:len(whole)-3], "10.0.0.1:8 ", false},
-		{"cut in a head", append(dirent("a", 8), 1, 2, 3), "a:8 ", false},
-		{"zero length", make([]byte, 24), "", false},
-		{"nothing", nil, "", true},
-	}
-	for _, tt := range tests {
-		var got strings.Builder
-		ok := eachDirent(tt.in, func(name []byte, typ byte) {
-			got.WriteString(string(name) + ":" + string('0'+rune(typ)) + " ")
-		})
-		if got.String() != tt.want || ok != tt.ok {
-			t.Errorf("%s: %q %v, want %q %v", tt.name, got.String(), ok, tt.want, tt.ok)
-		}
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"regexp"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // Quarantine is the directory to which released reservations are moved, one file
@@ -51,6 +51,11 @@ type Quarantine struct {
 	Wait time.Duration
 	// Proc is where procfs is mounted, to name who holds a lock; "/proc" when empty.
 	Proc string
+	// FS is where it and the stores lie; the kernel's when nil.
+	FS fsys.FS
+	// Serial: no goroutine waits for a lock, and one that another holds is not waited
+	// for at all: for a simulation that must be repeatable.
+	Serial bool
 
 	locks locker
 }
@@ -72,6 +77,8 @@ var (
 	errInside    = errors.New("quarantine lies inside a data directory, where host-local would still read it")
 )
 
+func (q *Quarantine) files() files { return files{fsys.Or(q.FS), q.Serial} }
+
 func (q *Quarantine) lock(ctx context.Context, dir storeDir) (*held, error) {
 	return q.locks.lockDir(ctx, dir, cmp.Or(q.Wait, 5*time.Second), cmp.Or(q.Proc, "/proc"))
 }
@@ -86,7 +93,7 @@ func (q *Quarantine) Check(dirs ...string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer q.files().Close(fd)
 	return q.outside(fd, dirs...)
 }
 
@@ -95,10 +102,12 @@ func (q *Quarantine) open() (int, error) {
 	if !filepath.IsAbs(q.Dir) {
 		return -1, &Error{"quarantine", q.Dir, errors.New("not an absolute path")}
 	}
-	if err := os.MkdirAll(q.Dir, 0o700); err != nil {
-		return -1, &Error{"quarantine", q.Dir, cause(err)}
+	f := q.files()
+	// Its own name must be durable before a reservation's only copy lies in it.
+	if err := fsys.MkdirAll(f, q.Dir, 0o700); err != nil {
+		return -1, &Error{"quarantine", q.Dir, err}
 	}
-	fd, err := openDir(q.Dir, false)
+	fd, err := f.openDir(q.Dir, false)
 	if err != nil {
 		return -1, &Error{"quarantine", q.Dir, err}
 	}
@@ -108,24 +117,24 @@ func (q *Quarantine) open() (int, error) {
 // outside walks from the quarantine up to the root and compares every directory by
 // device and inode, so that symlinks and bind mounts of a whole data directory count.
 func (q *Quarantine) outside(qfd int, dirs ...string) error {
-	inner := make(map[fileKey]bool)
+	f := q.files()
+	inner := make(map[fsys.Key]bool)
 	for _, dir := range dirs {
-		var st unix.Stat_t
 		if filepath.Clean(dir) == "/" {
 			continue // everything lies inside; only the store itself can be told apart
 		}
-		if err := unix.Stat(dir, &st); err == nil {
-			inner[keyOf(&st)] = true
+		if st, err := fsys.StatPath(f, dir); err == nil {
+			inner[st.Key()] = true
 		} else if !isNotThere(err) {
 			return &Error{"quarantine", dir, err}
 		}
 	}
-	fd, err := unix.Openat(qfd, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := f.Openat(qfd, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return &Error{"quarantine", q.Dir, err}
 	}
-	defer func() { unix.Close(fd) }()
-	key, err := fdKey(fd)
+	defer func() { f.Close(fd) }()
+	key, err := f.fdKey(fd)
 	// A path has at most 4096 bytes, so no more than 2048 parents.
 	for range 2048 {
 		if err != nil {
@@ -134,14 +143,14 @@ func (q *Quarantine) outside(qfd int, dirs ...string) error {
 		if inner[key] {
 			return &Error{"quarantine", q.Dir, errInside}
 		}
-		up, oerr := unix.Openat(fd, "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		up, oerr := f.Openat(fd, "..", unix.O_PATH|unix.O_DIRECTORY, 0)
 		if oerr != nil {
 			return &Error{"quarantine", q.Dir, oerr}
 		}
-		unix.Close(fd)
+		f.Close(fd)
 		fd = up
-		var next fileKey
-		next, err = fdKey(fd)
+		var next fsys.Key
+		next, err = f.fdKey(fd)
 		if err == nil && next == key {
 			return nil // the root
 		}
@@ -163,11 +172,11 @@ func (q *Quarantine) Place(m Move) (origin, quarantined bool, err error) {
 		return false, false, &Error{"place", m.ReleaseID, errReleaseID}
 	}
 	buf := make([]byte, maxContent+1)
-	oInc, oThere, err := incarnationAt(m.Path, buf)
+	oInc, oThere, err := q.files().incarnationAt(m.Path, buf)
 	if err != nil {
 		return false, false, err
 	}
-	qInc, qThere, err := incarnationAt(filepath.Join(q.Dir, m.ReleaseID), buf)
+	qInc, qThere, err := q.files().incarnationAt(filepath.Join(q.Dir, m.ReleaseID), buf)
 	if err != nil {
 		return false, false, err
 	}
@@ -183,16 +192,16 @@ func (q *Quarantine) Place(m Move) (origin, quarantined bool, err error) {
 
 // incarnationAt reads the reservation at path. Not there, and no regular file of a
 // reservation's size (which is nothing that was ever judged), are both false.
-func incarnationAt(path string, buf []byte) (claim.Incarnation, bool, error) {
-	dirfd, err := openDir(filepath.Dir(path), false)
+func (f files) incarnationAt(path string, buf []byte) (claim.Incarnation, bool, error) {
+	dirfd, err := f.openDir(filepath.Dir(path), false)
 	if err != nil {
 		if isNotThere(err) {
 			return claim.Incarnation{}, false, nil
 		}
 		return claim.Incarnation{}, false, &Error{"place", path, err}
 	}
-	defer unix.Close(dirfd)
-	_, inc, err := readReservation(dirfd, filepath.Base(path), buf)
+	defer f.Close(dirfd)
+	_, inc, err := f.readReservation(dirfd, filepath.Base(path), buf)
 	switch {
 	case err == nil:
 		return inc, true, nil
@@ -220,10 +229,11 @@ func (q *Quarantine) Discard(id string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
-	err = errors.Join(unlinkIfThere(fd, id), unlinkIfThere(fd, tmpName(id)))
+	f := q.files()
+	defer f.Close(fd)
+	err = errors.Join(f.unlinkIfThere(fd, id), f.unlinkIfThere(fd, tmpName(id)))
 	if err == nil {
-		err = fsync(fd)
+		err = f.Fsync(fd)
 	}
 	if err != nil {
 		return &Error{"discard", filepath.Join(q.Dir, id), err}
@@ -232,8 +242,9 @@ func (q *Quarantine) Discard(id string) error {
 }
 
 // Stands reports whether the judged incarnation still lies at its path, right now and
-// without the allocator's lock. An error means that it could not be told.
-func Stands(path string, inc claim.Incarnation) (bool, error) {
-	now, ok, err := incarnationAt(path, make([]byte, maxContent+1))
+// without the allocator's lock. An error means that it could not be told. A nil fs is the
+// kernel's.
+func Stands(fs fsys.FS, path string, inc claim.Incarnation) (bool, error) {
+	now, ok, err := files{FS: fsys.Or(fs)}.incarnationAt(path, make([]byte, maxContent+1))
 	return err == nil && ok && now == inc, err
 }

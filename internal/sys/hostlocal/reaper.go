@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // ErrBusy says that another reaper works on the directory (I9).
@@ -25,32 +27,29 @@ func (e *ErrBusy) Error() string {
 }
 
 // Reaper is the right to release from one directory.
-type Reaper struct{ file *os.File }
+type Reaper struct{ file *fsys.File }
 
 // AcquireReaper takes the reaper lock of a data or store directory without waiting:
 // <runDir>/reaper-<dev>-<ino>.lock, so that two paths to one directory, or two state
 // directories, make one reaper (I9). runDir is made if missing; it should be on a
 // file system that a reboot empties, such as /run/holdfast. Held by a live process:
 // *ErrBusy. A crash releases it; the file stays and is never removed, since removing
-// it would let two in.
-func AcquireReaper(runDir, dir string) (*Reaper, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
+// it would let two in. A nil fs is the kernel's.
+func AcquireReaper(fs fsys.FS, runDir, dir string) (*Reaper, error) {
+	fs = fsys.Or(fs)
+	st, err := fsys.StatPath(fs, dir)
+	if err != nil {
 		return nil, &Error{"reaper lock", dir, err}
 	}
-	if err := os.MkdirAll(runDir, 0o755); err != nil {
-		return nil, &Error{"reaper lock", runDir, cause(err)}
+	if err := fsys.MkdirAll(fs, runDir, 0o755); err != nil {
+		return nil, &Error{"reaper lock", runDir, err}
 	}
-	key := keyOf(&st)
-	path := filepath.Join(runDir, fmt.Sprintf("reaper-%d-%d.lock", key.dev, key.ino))
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
-	})
+	path := filepath.Join(runDir, fmt.Sprintf("reaper-%d-%d.lock", st.Dev, st.Ino))
+	f, err := fsys.Open(fs, unix.AT_FDCWD, path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, &Error{"reaper lock", path, err}
 	}
-	f := os.NewFile(uintptr(fd), path)
-	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := fs.Flock(f.FD(), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		defer f.Close()
 		if err != unix.EWOULDBLOCK {
 			return nil, &Error{"reaper lock", path, err}
@@ -59,7 +58,7 @@ func AcquireReaper(runDir, dir string) (*Reaper, error) {
 	}
 	// The PID is for people; without it (a full disk) the lock still holds.
 	if f.Truncate(0) == nil {
-		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+		_, _ = f.Write([]byte(strconv.Itoa(os.Getpid()) + "\n"))
 	}
 	return &Reaper{f}, nil
 }
@@ -67,7 +66,7 @@ func AcquireReaper(runDir, dir string) (*Reaper, error) {
 // Close gives the right back.
 func (r *Reaper) Close() error { return r.file.Close() }
 
-func readPID(f *os.File) int {
+func readPID(f *fsys.File) int {
 	buf := make([]byte, 32)
 	n, _ := f.ReadAt(buf, 0)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))

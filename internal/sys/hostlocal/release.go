@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // State says what became of a move.
@@ -75,7 +76,7 @@ var (
 // moves that it prevented are Failed with it. Safe for concurrent use.
 func (q *Quarantine) Release(ctx context.Context, dir string, moves []Move, opt ReleaseOptions) ([]Outcome, error) {
 	r := &releaseRun{
-		q: q, store: storeDir{-1, dir}, qfd: -1, moves: moves, opt: opt,
+		q: q, fs: q.files(), store: storeDir{q.files(), -1, dir}, qfd: -1, moves: moves, opt: opt,
 		out: make([]Outcome, len(moves)), buf: make([]byte, maxContent+1),
 	}
 	r.opt.MaxHold = cmp.Or(opt.MaxHold, 2*time.Millisecond)
@@ -98,6 +99,7 @@ func (q *Quarantine) Release(ctx context.Context, dir string, moves []Move, opt 
 // releaseRun is one call of Release.
 type releaseRun struct {
 	q     *Quarantine
+	fs    files
 	store storeDir
 	qfd   int
 	moves []Move
@@ -120,8 +122,8 @@ func (r *releaseRun) run(ctx context.Context) error {
 	if r.qfd, err = r.q.open(); err != nil {
 		return err
 	}
-	defer unix.Close(r.qfd)
-	if r.store.fd, err = openDir(r.store.path, false); err != nil {
+	defer r.fs.Close(r.qfd)
+	if r.store.fd, err = r.fs.openDir(r.store.path, false); err != nil {
 		if err != unix.ENOENT {
 			return &Error{"release", r.store.path, err}
 		}
@@ -130,7 +132,7 @@ func (r *releaseRun) run(ctx context.Context) error {
 		}
 		return nil
 	}
-	defer unix.Close(r.store.fd)
+	defer r.fs.Close(r.store.fd)
 	if err := r.q.outside(r.qfd, r.store.path, filepath.Dir(filepath.Clean(r.store.path))); err != nil {
 		return err
 	}
@@ -168,9 +170,9 @@ func (r *releaseRun) valid() []int {
 }
 
 func (r *releaseRun) crossDevice() bool {
-	a, err1 := fdKey(r.qfd)
-	b, err2 := fdKey(r.store.fd)
-	return err1 == nil && err2 == nil && a.dev != b.dev
+	a, err1 := r.fs.fdKey(r.qfd)
+	b, err2 := r.fs.fdKey(r.store.fd)
+	return err1 == nil && err2 == nil && a.Dev != b.Dev
 }
 
 // underLock calls do for each move under the lock, giving it back every MaxHold. do
@@ -181,7 +183,7 @@ func (r *releaseRun) underLock(ctx context.Context, todo []int, do func(i int) b
 		if err := ctx.Err(); err != nil {
 			return todo, err
 		}
-		calm := hurry()
+		calm := r.fs.hurry()
 		h, err := r.q.lock(ctx, r.store)
 		if err != nil {
 			calm()
@@ -214,7 +216,7 @@ func (r *releaseRun) underLock(ctx context.Context, todo []int, do func(i int) b
 // unchanged reports whether the judged incarnation lies at its name; otherwise the
 // outcome is set.
 func (r *releaseRun) unchanged(i int) bool {
-	_, inc, err := readReservation(r.store.fd, r.name(i), r.buf)
+	_, inc, err := r.fs.readReservation(r.store.fd, r.name(i), r.buf)
 	return r.matches(i, inc, err)
 }
 
@@ -239,7 +241,7 @@ func (r *releaseRun) rename(i int) bool {
 	if !r.unchanged(i) {
 		return true
 	}
-	err := moveNoReplace(r.store.fd, r.name(i), r.qfd, r.moves[i].ReleaseID)
+	err := r.fs.moveNoReplace(r.store.fd, r.name(i), r.qfd, r.moves[i].ReleaseID)
 	switch err {
 	case nil:
 		s, err := r.moved(i)
@@ -260,28 +262,28 @@ func (r *releaseRun) rename(i int) bool {
 // that its name is gone.
 func (r *releaseRun) moved(i int) (State, error) {
 	m := r.moves[i]
-	inQ, ok, err := lstatAt(r.qfd, m.ReleaseID)
+	inQ, ok, err := r.fs.lstatAt(r.qfd, m.ReleaseID)
 	if err != nil || !ok {
 		return Failed, errors.Join(errLost, err)
 	}
-	if (keyOf(&inQ) != fileKey{m.Inc.Dev, m.Inc.Ino}) || inQ.Size != m.Inc.Size {
+	if inQ.Key() != (fsys.Key{Dev: m.Inc.Dev, Ino: m.Inc.Ino}) || inQ.Size != m.Inc.Size {
 		// Overlay may give a copied-up file another number: then the content tells.
-		_, inc, err := readReservation(r.qfd, m.ReleaseID, r.buf)
+		_, inc, err := r.fs.readReservation(r.qfd, m.ReleaseID, r.buf)
 		if err != nil || inc.Sum != m.Inc.Sum || inc.Size != m.Inc.Size {
 			// Somebody replaced it without the lock, between our look and our move.
-			if err := moveNoReplace(r.qfd, m.ReleaseID, r.store.fd, r.name(i)); err != nil {
+			if err := r.fs.moveNoReplace(r.qfd, m.ReleaseID, r.store.fd, r.name(i)); err != nil {
 				return Failed, errors.Join(errNotPutBack, err)
 			}
 			return Changed, nil
 		}
 	}
-	left, ok, err := lstatAt(r.store.fd, r.name(i))
+	left, ok, err := r.fs.lstatAt(r.store.fd, r.name(i))
 	if err != nil {
 		return Failed, err
 	}
-	if ok && keyOf(&left) == keyOf(&inQ) {
+	if ok && left.Key() == inQ.Key() {
 		if left.Nlink > 1 { // then the second name is ours to take back
-			err = unlinkIfThere(r.qfd, m.ReleaseID)
+			err = r.fs.unlinkIfThere(r.qfd, m.ReleaseID)
 		}
 		return Failed, errors.Join(errStays, err)
 	}
@@ -303,7 +305,7 @@ func (r *releaseRun) copyAndUnlink(ctx context.Context, todo []int) error {
 	}
 	if err == nil && len(copied) > 0 {
 		// The copies must be durable before an original goes.
-		if serr := fsync(r.qfd); serr != nil {
+		if serr := r.fs.Fsync(r.qfd); serr != nil {
 			err = &Error{"fsync", r.q.Dir, serr}
 		}
 	}
@@ -311,7 +313,7 @@ func (r *releaseRun) copyAndUnlink(ctx context.Context, todo []int) error {
 		copied, err = r.underLock(ctx, copied, r.unlink)
 	}
 	for _, i := range copied {
-		err = errors.Join(err, unlinkIfThere(r.qfd, r.moves[i].ReleaseID))
+		err = errors.Join(err, r.fs.unlinkIfThere(r.qfd, r.moves[i].ReleaseID))
 	}
 	return err
 }
@@ -319,12 +321,12 @@ func (r *releaseRun) copyAndUnlink(ctx context.Context, todo []int) error {
 // copy puts a copy of one reservation into the quarantine. False: the outcome is set.
 func (r *releaseRun) copy(i int) bool {
 	id := r.moves[i].ReleaseID
-	src, err := openReservation(r.store.fd, r.name(i))
+	src, err := r.fs.openReservation(r.store.fd, r.name(i))
 	if err != nil {
 		return r.matches(i, claim.Incarnation{}, err)
 	}
-	defer unix.Close(src)
-	content, inc, err := readFD(src, r.buf)
+	defer r.fs.Close(src)
+	content, inc, err := r.fs.readFD(src, r.buf)
 	if !r.matches(i, inc, err) {
 		return false
 	}
@@ -332,7 +334,7 @@ func (r *releaseRun) copy(i int) bool {
 		if err == unix.EEXIST {
 			err = errIDUsed
 		}
-		r.set(i, Failed, errors.Join(err, unlinkIfThere(r.qfd, tmpName(id))))
+		r.set(i, Failed, errors.Join(err, r.fs.unlinkIfThere(r.qfd, tmpName(id))))
 		return false
 	}
 	return true
@@ -340,21 +342,21 @@ func (r *releaseRun) copy(i int) bool {
 
 func (r *releaseRun) copyTo(id string, src int, content []byte) error {
 	tmp := tmpName(id)
-	if err := unlinkIfThere(r.qfd, tmp); err != nil {
+	if err := r.fs.unlinkIfThere(r.qfd, tmp); err != nil {
 		return err
 	}
-	fd, err := unix.Openat(r.qfd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := r.fs.Openat(r.qfd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	err = writeCopy(fd, src, content)
-	if cerr := unix.Close(fd); err == nil {
+	err = r.fs.writeCopy(fd, src, content)
+	if cerr := r.fs.Close(fd); err == nil {
 		err = cerr
 	}
 	if err != nil {
 		return err
 	}
-	return moveNoReplace(r.qfd, tmp, r.qfd, id)
+	return r.fs.moveNoReplace(r.qfd, tmp, r.qfd, id)
 }
 
 // unlink removes one original whose copy is in place. It never stops the batch.
@@ -364,7 +366,7 @@ func (r *releaseRun) unlink(i int) bool {
 		r.set(i, s, err)
 	}
 	if r.out[i].State != Moved {
-		if err := unlinkIfThere(r.qfd, r.moves[i].ReleaseID); err != nil {
+		if err := r.fs.unlinkIfThere(r.qfd, r.moves[i].ReleaseID); err != nil {
 			r.out[i].Err = errors.Join(r.out[i].Err, &Error{"discard", r.moves[i].ReleaseID, err})
 		}
 	}
@@ -372,16 +374,16 @@ func (r *releaseRun) unlink(i int) bool {
 }
 
 func (r *releaseRun) unlinked(i int) (State, error) {
-	switch err := unix.Unlinkat(r.store.fd, r.name(i), 0); err {
+	switch err := r.fs.Unlinkat(r.store.fd, r.name(i), 0); err {
 	case nil:
 	case unix.ENOENT:
 		return Gone, nil
 	default:
 		return Failed, err
 	}
-	left, ok, err := lstatAt(r.store.fd, r.name(i))
+	left, ok, err := r.fs.lstatAt(r.store.fd, r.name(i))
 	inc := r.moves[i].Inc
-	if err == nil && ok && (keyOf(&left) == fileKey{inc.Dev, inc.Ino}) && left.Ctim.Nano() == inc.Ctime {
+	if err == nil && ok && left.Key() == (fsys.Key{Dev: inc.Dev, Ino: inc.Ino}) && left.Ctime == inc.Ctime {
 		// An untouched ctime: nothing was unlinked. A new file with the same inode
 		// number has a new one.
 		return Failed, errStays
@@ -400,7 +402,7 @@ func (r *releaseRun) sync() error {
 	if !any {
 		return nil
 	}
-	err := errors.Join(syncErr(r.qfd, r.q.Dir), syncErr(r.store.fd, r.store.path))
+	err := errors.Join(r.fs.syncErr(r.qfd, r.q.Dir), r.fs.syncErr(r.store.fd, r.store.path))
 	if err != nil {
 		for i := range r.out {
 			if r.out[i].State == Moved {
@@ -411,8 +413,8 @@ func (r *releaseRun) sync() error {
 	return err
 }
 
-func syncErr(fd int, path string) error {
-	if err := fsync(fd); err != nil {
+func (f files) syncErr(fd int, path string) error {
+	if err := f.Fsync(fd); err != nil {
 		return &Error{"fsync", path, err}
 	}
 	return nil

@@ -462,12 +462,12 @@ func TestReleasePutsBackAnotherFile(t *testing.T) {
 	if err := b.q.Check(); err != nil {
 		t.Fatal(err)
 	}
-	qfd, err := openDir(b.q.Dir, false)
+	qfd, err := kernel.openDir(b.q.Dir, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(qfd)
-	r := releaseRun{q: b.q, store: openStore(t, b.store), qfd: qfd, moves: []Move{m}, out: make([]Outcome, 1), buf: make([]byte, maxContent+1)}
+	r := releaseRun{q: b.q, fs: kernel, store: openStore(t, b.store), qfd: qfd, moves: []Move{m}, out: make([]Outcome, 1), buf: make([]byte, maxContent+1)}
 	// Another inode with the judged content: what overlay may make of a copied-up file.
 	put(t, b.inQ(m), hexID64+"\r\neth0")
 	if err := os.Rename(m.Path, b.path("x")); err != nil {
@@ -506,12 +506,12 @@ func TestReleaseSeesLies(t *testing.T) {
 	if err := b.q.Check(); err != nil {
 		t.Fatal(err)
 	}
-	qfd, err := openDir(b.q.Dir, false)
+	qfd, err := kernel.openDir(b.q.Dir, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(qfd)
-	r := releaseRun{q: b.q, store: openStore(t, b.store), qfd: qfd, moves: []Move{m}, out: make([]Outcome, 1), buf: make([]byte, maxContent+1)}
+	r := releaseRun{q: b.q, fs: kernel, store: openStore(t, b.store), qfd: qfd, moves: []Move{m}, out: make([]Outcome, 1), buf: make([]byte, maxContent+1)}
 	if s, err := r.moved(0); s != Failed || !errors.Is(err, errLost) {
 		t.Errorf("%s, %v", s, err)
 	}
@@ -529,10 +529,10 @@ func TestLinkMove(t *testing.T) {
 	put(t, dir+"/a", "a")
 	put(t, dir+"/b", "b")
 	fd := openStore(t, dir).fd
-	if err := linkMove(fd, "a", fd, "b"); err != unix.EEXIST || content(t, dir+"/a") != "a" || content(t, dir+"/b") != "b" {
+	if err := kernel.linkMove(fd, "a", fd, "b"); err != unix.EEXIST || content(t, dir+"/a") != "a" || content(t, dir+"/b") != "b" {
 		t.Errorf("err = %v", err)
 	}
-	if err := linkMove(fd, "a", fd, "c"); err != nil || exists(dir+"/a") || content(t, dir+"/c") != "a" {
+	if err := kernel.linkMove(fd, "a", fd, "c"); err != nil || exists(dir+"/a") || content(t, dir+"/c") != "a" {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -44,28 +44,29 @@ func (q *Quarantine) Restore(ctx context.Context, id, origPath string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(qfd)
-	src, err := openReservation(qfd, id)
+	f := q.files()
+	defer f.Close(qfd)
+	src, err := f.openReservation(qfd, id)
 	if err != nil {
 		if err == unix.ENOENT {
 			err = fmt.Errorf("release %s is not in the quarantine: %w", id, fs.ErrNotExist)
 		}
 		return fail(err)
 	}
-	defer unix.Close(src)
-	content, inc, err := readFD(src, make([]byte, maxContent+1))
+	defer f.Close(src)
+	content, inc, err := f.readFD(src, make([]byte, maxContent+1))
 	if err != nil {
 		return fail(err)
 	}
 	dir := filepath.Dir(origPath)
-	sfd, err := openDir(dir, false)
+	sfd, err := f.openDir(dir, false)
 	if err != nil {
 		return &Error{"restore", dir, err}
 	}
-	defer unix.Close(sfd)
+	defer f.Close(sfd)
 
-	r := &restoreRun{q: q, store: storeDir{sfd, dir}, name: filepath.Base(origPath), addr: addr, inc: inc}
-	err = r.place(ctx, func() error { return moveNoReplace(qfd, id, sfd, r.name) })
+	r := &restoreRun{q: q, fs: f, store: storeDir{f, sfd, dir}, name: filepath.Base(origPath), addr: addr, inc: inc}
+	err = r.place(ctx, func() error { return f.moveNoReplace(qfd, id, sfd, r.name) })
 	if errors.Is(err, errCrossDevice) {
 		err = r.copyBack(ctx, id, src, content)
 	}
@@ -77,18 +78,19 @@ func (q *Quarantine) Restore(ctx context.Context, id, origPath string) error {
 		return fail(err)
 	}
 	// The reservation must be durable before its copy goes.
-	if err := syncErr(sfd, dir); err != nil {
+	if err := f.syncErr(sfd, dir); err != nil {
 		return err
 	}
-	if err := unlinkIfThere(qfd, id); err != nil {
+	if err := f.unlinkIfThere(qfd, id); err != nil {
 		return &Error{"discard", filepath.Join(q.Dir, id), err}
 	}
-	return syncErr(qfd, q.Dir)
+	return f.syncErr(qfd, q.Dir)
 }
 
 // restoreRun is one call of Restore.
 type restoreRun struct {
 	q     *Quarantine
+	fs    files
 	store storeDir
 	name  string
 	addr  netip.Addr
@@ -114,13 +116,13 @@ func (r *restoreRun) place(ctx context.Context, put func() error) error {
 // free looks through all names: 10,000 take some milliseconds of the lock (I12).
 func (r *restoreRun) free() error {
 	// A fresh descriptor: the other one's position in the directory is used up.
-	fd, err := unix.Openat(r.store.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := r.fs.Openat(r.store.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer r.fs.Close(fd)
 	var taken []string
-	err = readDir(fd, func(name []byte, _ byte) {
+	err = r.fs.readDir(fd, func(name []byte, _ byte) {
 		if a, kind := parseName(string(name)); kind == nameReservation && a == r.addr {
 			taken = append(taken, string(name))
 		}
@@ -132,7 +134,7 @@ func (r *restoreRun) free() error {
 		return nil
 	}
 	if len(taken) == 1 && taken[0] == r.name {
-		_, inc, err := readReservation(r.store.fd, r.name, make([]byte, maxContent+1))
+		_, inc, err := r.fs.readReservation(r.store.fd, r.name, make([]byte, maxContent+1))
 		if err == nil && inc.Sum == r.inc.Sum && inc.Size == r.inc.Size {
 			return errRestored
 		}
@@ -148,13 +150,13 @@ func (r *restoreRun) free() error {
 // and then the undo fails and nothing is lost but the try. A crash leaves such a file
 // behind at most; the next Restore of that release removes it.
 func (r *restoreRun) copyBack(ctx context.Context, id string, src int, content []byte) error {
-	fd, err := unix.Openat(r.store.fd, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	fd, err := r.fs.Openat(r.store.fd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
 	if err == nil {
-		defer unix.Close(fd)
-		if err := writeCopy(fd, src, content); err != nil {
+		defer r.fs.Close(fd)
+		if err := r.fs.writeCopy(fd, src, content); err != nil {
 			return err
 		}
-		return r.place(ctx, func() error { return linkFD(fd, r.store.fd, r.name) })
+		return r.place(ctx, func() error { return r.fs.LinkFD(fd, r.store.fd, r.name) })
 	}
 	if err != unix.EOPNOTSUPP && err != unix.EISDIR && err != unix.EINVAL {
 		return err
@@ -164,32 +166,22 @@ func (r *restoreRun) copyBack(ctx context.Context, id string, src int, content [
 
 func (r *restoreRun) copyBackNamed(ctx context.Context, id string, src int, content []byte) error {
 	tmp := lastPrefix + "holdfast-undo-" + id
-	if err := unlinkIfThere(r.store.fd, tmp); err != nil {
+	if err := r.fs.unlinkIfThere(r.store.fd, tmp); err != nil {
 		return err
 	}
-	fd, err := unix.Openat(r.store.fd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := r.fs.Openat(r.store.fd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	err = writeCopy(fd, src, content)
-	if cerr := unix.Close(fd); err == nil {
+	err = r.fs.writeCopy(fd, src, content)
+	if cerr := r.fs.Close(fd); err == nil {
 		err = cerr
 	}
 	if err == nil {
-		err = r.place(ctx, func() error { return moveNoReplace(r.store.fd, tmp, r.store.fd, r.name) })
+		err = r.place(ctx, func() error { return r.fs.moveNoReplace(r.store.fd, tmp, r.store.fd, r.name) })
 	}
 	if err != nil {
-		return errors.Join(err, unlinkIfThere(r.store.fd, tmp))
+		return errors.Join(err, r.fs.unlinkIfThere(r.store.fd, tmp))
 	}
 	return nil
-}
-
-// linkFD gives an O_TMPFILE its name. AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH, the
-// path in /proc needs procfs.
-func linkFD(fd, dirfd int, name string) error {
-	err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), dirfd, name, unix.AT_SYMLINK_FOLLOW)
-	if err == unix.ENOENT {
-		err = unix.Linkat(fd, "", dirfd, name, unix.AT_EMPTY_PATH)
-	}
-	return err
 }

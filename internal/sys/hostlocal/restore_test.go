@@ -136,7 +136,7 @@ func TestRestoreNamedCopy(t *testing.T) {
 		defer src.Close()
 		put(t, b.path("last_reserved_ip.holdfast-undo-"+m.ReleaseID), "left by a crash")
 		addr, _ := parseName("10.0.0.2")
-		r := restoreRun{q: b.q, store: dir, name: "10.0.0.2", addr: addr, inc: m.Inc}
+		r := restoreRun{q: b.q, fs: kernel, store: dir, name: "10.0.0.2", addr: addr, inc: m.Inc}
 		err = r.copyBackNamed(t.Context(), m.ReleaseID, int(src.Fd()), []byte(hexID64+"\r\neth0"))
 		if taken != errors.Is(err, ErrTaken) || !taken && err != nil {
 			t.Errorf("taken %v: %v", taken, err)
