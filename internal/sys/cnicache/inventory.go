@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
-	"golang.org/x/sys/unix"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // Source is the name of this inventory in snapshots.
@@ -33,13 +32,20 @@ type Config struct {
 	Dirs []string
 	// Clock reads the node's clocks. Required.
 	Clock func() claim.Instant
+	// FS is where they lie; the kernel's when nil.
+	FS fsys.FS
+	// Serial makes List work without goroutines, so that its file calls come in one
+	// order: for a simulation that must be repeatable.
+	Serial bool
 }
 
 // Inventory lists libcni caches. It holds no state between calls; safe for
 // concurrent use.
 type Inventory struct {
-	dirs  []string // cleaned cache directories
-	clock func() claim.Instant
+	dirs   []string // cleaned cache directories
+	clock  func() claim.Instant
+	fs     fsys.FS
+	serial bool
 }
 
 // New returns the inventory of the caches in cfg.
@@ -48,7 +54,7 @@ func New(cfg Config) *Inventory {
 	if len(dirs) == 0 {
 		dirs = []string{DefaultDir}
 	}
-	v := &Inventory{clock: cfg.Clock}
+	v := &Inventory{clock: cfg.Clock, fs: fsys.Or(cfg.FS), serial: cfg.Serial}
 	for _, d := range dirs {
 		if d = filepath.Clean(d); !slices.Contains(v.dirs, d) {
 			v.dirs = append(v.dirs, d)
@@ -74,7 +80,10 @@ func (v *Inventory) Name() string { return Source }
 // may be seen empty or cut off. It is then a Problem of this listing only.
 func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 	snap := claim.Snapshot{Source: Source}
-	l := lister{seen: map[fileID]bool{}}
+	l := lister{fs: v.fs, seen: map[fsys.Key]bool{}, readers: make([]reader, workers)}
+	if v.serial {
+		l.readers = l.readers[:1]
+	}
 	for i := range l.readers {
 		l.readers[i].confs = confMemo{}
 	}
@@ -93,15 +102,14 @@ func (v *Inventory) List(ctx context.Context) claim.Snapshot {
 	return snap
 }
 
-type fileID struct{ dev, ino uint64 }
-
 // workers is how many goroutines read entries.
 const workers = 2
 
 // lister carries what one List shares between its directories.
 type lister struct {
-	seen    map[fileID]bool
-	readers [workers]reader
+	fs      fsys.FS
+	seen    map[fsys.Key]bool
+	readers []reader
 }
 
 // reader reads some of the entries of a directory.
@@ -114,7 +122,7 @@ type reader struct {
 }
 
 func (l *lister) dir(ctx context.Context, results string, snap *claim.Snapshot) error {
-	dir, err := openDir(results)
+	dir, err := openDir(l.fs, results)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -122,26 +130,30 @@ func (l *lister) dir(ctx context.Context, results string, snap *claim.Snapshot) 
 		return err
 	}
 	defer dir.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+	st, err := l.fs.Fstat(dir.fd)
+	if err != nil {
 		return os.NewSyscallError("fstat", err)
 	}
-	id := fileID{uint64(st.Dev), st.Ino}
-	if l.seen[id] {
+	if l.seen[st.Key()] {
 		return nil
 	}
-	l.seen[id] = true
+	l.seen[st.Key()] = true
 	names, err := entryNames(ctx, dir)
 	var wg sync.WaitGroup
 	for i := range l.readers {
-		wg.Go(func() {
+		read := func() {
 			r := &l.readers[i]
-			for k := i; k < len(names) && r.err == nil; k += workers {
+			for k := i; k < len(names) && r.err == nil; k += len(l.readers) {
 				if r.err = ctx.Err(); r.err == nil {
 					r.entry(dir, results, names[k])
 				}
 			}
-		})
+		}
+		if len(l.readers) == 1 {
+			read()
+		} else {
+			wg.Go(read)
+		}
 	}
 	wg.Wait()
 	for i := range l.readers {
@@ -155,24 +167,24 @@ func (l *lister) dir(ctx context.Context, results string, snap *claim.Snapshot) 
 
 // entryNames reads the names of a directory. Beside an error it returns those that were
 // read before.
-func entryNames(ctx context.Context, dir *os.File) (names []string, err error) {
-	for {
-		more, err := dir.Readdirnames(1024)
-		names = append(names, more...)
+func entryNames(ctx context.Context, dir directory) (names []string, err error) {
+	var cut error
+	err = fsys.ReadDir(dir.fs, dir.fd, func(name []byte, _ byte) bool {
 		switch {
-		case len(names) > maxEntries:
-			return names[:maxEntries], errors.New("too many entries")
-		case errors.Is(err, io.EOF):
-			return names, nil
-		case err != nil:
-			return names, err
-		case ctx.Err() != nil:
-			return names, ctx.Err()
+		case len(names) == maxEntries:
+			cut = errors.New("too many entries")
+		case len(names)%1024 == 0:
+			cut = ctx.Err()
 		}
-	}
+		if cut == nil {
+			names = append(names, string(name))
+		}
+		return cut == nil
+	})
+	return names, cmp.Or(cut, os.NewSyscallError("getdents", err))
 }
 
-func (e *reader) entry(dir *os.File, results, name string) {
+func (e *reader) entry(dir directory, results, name string) {
 	path := filepath.Join(results, name)
 	if strings.HasPrefix(name, tempPrefix) {
 		e.notes = append(e.notes, claim.Note{Path: path, Text: "left by an interrupted undo of ours; may be removed"})

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,20 +28,27 @@ type file struct {
 	inc     claim.Incarnation
 }
 
+// directory is an open one.
+type directory struct {
+	fs fsys.FS
+	fd int
+}
+
+func (d directory) Close() error { return d.fs.Close(d.fd) }
+
 // openDir opens a directory. The path itself may lead through links: the operator
 // configured it. What lies inside is never followed.
-func openDir(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+func openDir(fs fsys.FS, path string) (directory, error) {
+	fd, err := fs.Openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	return directory{fs, fd}, os.NewSyscallError("open", err)
 }
 
 // readAt reads the entry name of dir. It neither follows a link nor waits for a
 // FIFO. *buf is scratch space: file.content aliases it until the next call.
 // Errors: fs.ErrNotExist, errNotRegular, errTooLarge, errRestless, or the
 // system's.
-func readAt(dir *os.File, name string, buf *[]byte) (file, error) {
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	})
+func readAt(dir directory, name string, buf *[]byte) (file, error) {
+	fd, err := dir.fs.Openat(dir.fd, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	switch err {
 	case nil:
 	case unix.ELOOP, unix.ENXIO, unix.ENODEV:
@@ -49,20 +57,20 @@ func readAt(dir *os.File, name string, buf *[]byte) (file, error) {
 	default:
 		return file{}, os.NewSyscallError("openat", err)
 	}
-	defer unix.Close(fd)
+	defer dir.fs.Close(fd)
 	for range 3 {
-		before, err := fstat(fd)
+		before, err := fstat(dir.fs, fd)
 		if err != nil {
 			return file{}, err
 		}
 		if before.Size > maxFile {
 			return file{inc: before}, errTooLarge
 		}
-		content, err := readWhole(fd, buf)
+		content, err := readWhole(dir.fs, fd, buf)
 		if err != nil {
 			return file{inc: before}, err
 		}
-		after, err := fstat(fd)
+		after, err := fstat(dir.fs, fd)
 		if err != nil {
 			return file{}, err
 		}
@@ -77,22 +85,22 @@ func readAt(dir *os.File, name string, buf *[]byte) (file, error) {
 }
 
 // fstat gives the incarnation of an open regular file, without Sum.
-func fstat(fd int) (claim.Incarnation, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+func fstat(fs fsys.FS, fd int) (claim.Incarnation, error) {
+	st, err := fs.Fstat(fd)
+	if err != nil {
 		return claim.Incarnation{}, os.NewSyscallError("fstat", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if !st.Regular() {
 		return claim.Incarnation{}, errNotRegular
 	}
 	return incarnation(&st), nil
 }
 
-func incarnation(st *unix.Stat_t) claim.Incarnation {
-	return claim.Incarnation{Dev: uint64(st.Dev), Ino: st.Ino, Ctime: st.Ctim.Nano(), Size: st.Size}
+func incarnation(st *fsys.Stat) claim.Incarnation {
+	return claim.Incarnation{Dev: st.Dev, Ino: st.Ino, Ctime: st.Ctime, Size: st.Size}
 }
 
-func readWhole(fd int, buf *[]byte) ([]byte, error) {
+func readWhole(fs fsys.FS, fd int, buf *[]byte) ([]byte, error) {
 	if *buf == nil {
 		*buf = make([]byte, 16<<10)
 	}
@@ -104,7 +112,7 @@ func readWhole(fd int, buf *[]byte) ([]byte, error) {
 			}
 			*buf = append(*buf, make([]byte, n)...)
 		}
-		m, err := ignoringEINTR(func() (int, error) { return unix.Pread(fd, (*buf)[n:], int64(n)) })
+		m, err := fs.Pread(fd, (*buf)[n:], int64(n))
 		if err != nil {
 			return nil, os.NewSyscallError("read", err)
 		}
@@ -112,14 +120,5 @@ func readWhole(fd int, buf *[]byte) ([]byte, error) {
 			return (*buf)[:n], nil
 		}
 		n += m
-	}
-}
-
-func ignoringEINTR(f func() (int, error)) (int, error) {
-	for {
-		n, err := f()
-		if err != unix.EINTR {
-			return n, err
-		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 	"golang.org/x/sys/unix"
 )
 
@@ -57,10 +58,10 @@ func (v *Inventory) Read(ctx context.Context, path string, inc claim.Incarnation
 // the new entry. Runtimes that use an ID twice (podman, nerdctl, Nomad) can do
 // that; losing a cache entry loses no address.
 func (v *Inventory) Remove(ctx context.Context, path string, inc claim.Incarnation) ([]byte, error) {
-	content, err := v.withEntry(ctx, path, inc, func(dir *os.File, name string) error {
+	content, err := v.withEntry(ctx, path, inc, func(dir directory, name string) error {
 		// The name may have been given to another file while we read.
-		var st unix.Stat_t
-		if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		st, err := dir.fs.Fstatat(dir.fd, name, unix.AT_SYMLINK_NOFOLLOW)
+		if err != nil {
 			return os.NewSyscallError("fstatat", err)
 		}
 		now := incarnation(&st)
@@ -68,7 +69,7 @@ func (v *Inventory) Remove(ctx context.Context, path string, inc claim.Incarnati
 		if now != inc {
 			return ErrChanged
 		}
-		return os.NewSyscallError("unlinkat", unix.Unlinkat(int(dir.Fd()), name, 0))
+		return os.NewSyscallError("unlinkat", dir.fs.Unlinkat(dir.fd, name, 0))
 	})
 	if err != nil {
 		return nil, &Error{"remove", path, err}
@@ -76,7 +77,7 @@ func (v *Inventory) Remove(ctx context.Context, path string, inc claim.Incarnati
 	return content, nil
 }
 
-func (v *Inventory) withEntry(ctx context.Context, path string, inc claim.Incarnation, act func(*os.File, string) error) ([]byte, error) {
+func (v *Inventory) withEntry(ctx context.Context, path string, inc claim.Incarnation, act func(directory, string) error) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -105,15 +106,15 @@ func (v *Inventory) withEntry(ctx context.Context, path string, inc claim.Incarn
 
 // locate opens the directory of a path that names a direct entry of a configured
 // cache.
-func (v *Inventory) locate(path string) (dir *os.File, name string, err error) {
+func (v *Inventory) locate(path string) (dir directory, name string, err error) {
 	parent, name := filepath.Split(path)
 	known := slices.ContainsFunc(v.dirs, func(d string) bool {
 		return filepath.Join(d, "results") == filepath.Clean(parent)
 	})
 	if !known || name == "" || name == "." || name == ".." {
-		return nil, "", ErrOutside
+		return directory{}, "", ErrOutside
 	}
-	dir, err = openDir(filepath.Clean(parent))
+	dir, err = openDir(v.fs, filepath.Clean(parent))
 	return dir, name, err
 }
 
@@ -133,7 +134,7 @@ func (v *Inventory) Restore(ctx context.Context, path string, content []byte) er
 		err = restoreTemp(dir, name, content)
 	}
 	if err == nil {
-		err = dir.Sync()
+		err = os.NewSyscallError("fsync", dir.fs.Fsync(dir.fd))
 	}
 	if err != nil {
 		return &Error{"restore", path, err}
@@ -144,8 +145,8 @@ func (v *Inventory) Restore(ctx context.Context, path string, content []byte) er
 var errNoTmpfile = errors.New("no O_TMPFILE here")
 
 // restoreTmpfile uses a file without a name: a crash leaves nothing behind.
-func restoreTmpfile(dir *os.File, name string, content []byte) error {
-	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+func restoreTmpfile(dir directory, name string, content []byte) error {
+	f, err := fsys.Open(dir.fs, dir.fd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
 	switch err {
 	case nil:
 	case unix.EOPNOTSUPP, unix.EISDIR, unix.EINVAL, unix.ENOENT:
@@ -153,12 +154,11 @@ func restoreTmpfile(dir *os.File, name string, content []byte) error {
 	default:
 		return os.NewSyscallError("open(O_TMPFILE)", err)
 	}
-	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
 	if err := fill(f, content); err != nil {
 		return err
 	}
-	err = unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	err = dir.fs.LinkFD(f.FD(), dir.fd, name)
 	if err == unix.ENOENT {
 		return errNoTmpfile // no /proc here
 	}
@@ -167,27 +167,26 @@ func restoreTmpfile(dir *os.File, name string, content []byte) error {
 
 // restoreTemp uses a named file of its own and a hard link, which unlike a rename
 // does not replace.
-func restoreTemp(dir *os.File, name string, content []byte) error {
+func restoreTemp(dir directory, name string, content []byte) error {
 	for i := range 100 {
 		temp := tempPrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.Itoa(i)
-		fd, err := unix.Openat(int(dir.Fd()), temp, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		f, err := fsys.Open(dir.fs, dir.fd, temp, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 		if err == unix.EEXIST {
 			continue
 		}
 		if err != nil {
 			return os.NewSyscallError("openat", err)
 		}
-		f := os.NewFile(uintptr(fd), temp)
 		err = fill(f, content)
 		if err == nil {
-			err = os.NewSyscallError("linkat", unix.Linkat(int(dir.Fd()), temp, int(dir.Fd()), name, 0))
+			err = os.NewSyscallError("linkat", dir.fs.Linkat(dir.fd, temp, dir.fd, name, 0))
 		}
-		return errors.Join(err, f.Close(), os.NewSyscallError("unlinkat", unix.Unlinkat(int(dir.Fd()), temp, 0)))
+		return errors.Join(err, f.Close(), os.NewSyscallError("unlinkat", dir.fs.Unlinkat(dir.fd, temp, 0)))
 	}
 	return fs.ErrExist
 }
 
-func fill(f *os.File, content []byte) error {
+func fill(f *fsys.File, content []byte) error {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}

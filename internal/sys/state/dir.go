@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // The files, and the lock.
@@ -36,6 +38,8 @@ type Options struct {
 	// Now is the wall clock, used only to name damaged files that are kept aside.
 	// Default time.Now.
 	Now func() time.Time
+	// FS is where the directory lies; the kernel's when nil.
+	FS fsys.FS
 }
 
 // Dir is an open state directory. Its methods may be called concurrently, also by
@@ -46,8 +50,11 @@ type Options struct {
 // damage the file, but the later would undo what the earlier remembered.
 type Dir struct {
 	path string
-	root *os.Root // nil: read-only and it does not exist
+	fs   fsys.FS
 	opts Options
+	// root is the directory, so that whatever becomes of its path, all files are of one;
+	// -1: read-only and it does not exist, or closed. Names are never followed.
+	root int
 }
 
 // Open opens the state directory, making it (0700) unless read-only.
@@ -63,50 +70,43 @@ func Open(dir string, opts Options) (*Dir, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	d := &Dir{path: dir, opts: opts}
+	d := &Dir{path: dir, fs: fsys.Or(opts.FS), opts: opts, root: -1}
 	if err := d.open(); err != nil {
 		d.Close()
-		return nil, &Error{Op: "open", Object: dir, Err: bare(err)}
+		return nil, &Error{Op: "open", Object: dir, Err: err}
 	}
 	return d, nil
 }
 
 func (d *Dir) open() error {
 	if !d.opts.ReadOnly {
-		if err := makeDir(d.path); err != nil {
-			return err
+		if err := d.makeDir(); err != nil {
+			return os.NewSyscallError("mkdir", err)
 		}
 	}
-	named, err := os.Lstat(d.path)
-	if errors.Is(err, fs.ErrNotExist) && d.opts.ReadOnly {
+	// Not through a link as the last component, which O_DIRECTORY answers with ENOTDIR.
+	if d.path == "" {
+		return unix.ENOENT
+	}
+	root, err := d.fs.Openat(unix.AT_FDCWD, filepath.Clean(d.path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	switch {
+	case err == unix.ENOENT && d.opts.ReadOnly:
 		return nil
+	case err == unix.ENOTDIR:
+		return fmt.Errorf("not a directory itself, but a link or a file: %w", err)
+	case err != nil:
+		return os.NewSyscallError("open", err)
 	}
+	d.root = root
+	st, err := d.fs.Fstat(root)
 	if err != nil {
-		return err
+		return os.NewSyscallError("fstat", err)
 	}
-	if !named.IsDir() {
-		return fmt.Errorf("not a directory but %v", named.Mode().Type())
+	if st.Mode&0o022 != 0 {
+		return fmt.Errorf("its mode is %v: others could write to it; chmod go-w", fs.FileMode(st.Mode&0o777))
 	}
-	if d.root, err = os.OpenRoot(d.path); err != nil {
-		return err
-	}
-	// What was opened is judged, not the name: that could have been replaced since.
-	fi, err := d.root.Stat(".")
-	if err != nil {
-		return err
-	}
-	if !os.SameFile(fi, named) {
-		return errors.New("replaced while it was opened")
-	}
-	if fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("its mode is %v: others could write to it; chmod go-w", fi.Mode().Perm())
-	}
-	var st unix.Stat_t
-	if err := d.withSelf(func(f *os.File) error { return unix.Fstat(int(f.Fd()), &st) }); err != nil {
-		return err
-	}
-	if st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("it belongs to user %d", st.Uid)
+	if st.UID != 0 && int(st.UID) != os.Geteuid() {
+		return fmt.Errorf("it belongs to user %d", st.UID)
 	}
 	if d.opts.ReadOnly {
 		return nil
@@ -118,39 +118,27 @@ func (d *Dir) open() error {
 	return f.Close()
 }
 
-func makeDir(dir string) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return nil
-		}
-		return err
-	}
-	parent, err := os.Open(filepath.Dir(dir))
-	if err != nil {
-		return err
-	}
-	defer parent.Close()
-	return parent.Sync()
-}
-
-func (d *Dir) withSelf(fn func(*os.File) error) error {
-	f, err := d.root.Open(".")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return fn(f)
-}
-
-// Close releases the directory. It is safe to call it twice.
-func (d *Dir) Close() error {
-	if d.root == nil {
+// makeDir makes the directory, and its parents with a wider mode. What is no directory
+// is left for open to refuse.
+func (d *Dir) makeDir() error {
+	if _, err := fsys.LstatPath(d.fs, d.path); err != unix.ENOENT {
 		return nil
 	}
-	return d.root.Close()
+	if err := fsys.MkdirAll(d.fs, filepath.Dir(d.path), 0o755); err != nil {
+		return err
+	}
+	return fsys.MkdirAll(d.fs, d.path, 0o700)
+}
+
+// Close releases the directory. It is safe to call it twice, but not beside other
+// methods.
+func (d *Dir) Close() error {
+	if d.root < 0 {
+		return nil
+	}
+	root := d.root
+	d.root = -1
+	return d.fs.Close(root)
 }
 
 // Path returns the path that was given to Open.
@@ -158,8 +146,17 @@ func (d *Dir) Path() string { return d.path }
 
 func (d *Dir) file(name string) string { return filepath.Join(d.path, name) }
 
-func (d *Dir) openLock() (*os.File, error) {
-	return d.root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, 0o600)
+func (d *Dir) openLock() (*fsys.File, error) {
+	return d.openFile(lockFile, unix.O_RDWR|unix.O_CREAT)
+}
+
+// openFile opens a file of the directory. O_NONBLOCK: a FIFO does not hang us.
+func (d *Dir) openFile(name string, flags int) (*fsys.File, error) {
+	f, err := fsys.Open(d.fs, d.root, name, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, os.NewSyscallError("open", err)
+	}
+	return f, nil
 }
 
 // locked runs fn under the lock. It waits by polling: the lock is our own and held
@@ -170,25 +167,21 @@ func (d *Dir) locked(fn func() error) error {
 	}
 	f, err := d.openLock()
 	if err != nil {
-		return &Error{Op: "lock", Object: d.file(lockFile), Err: bare(err)}
+		return &Error{Op: "lock", Object: d.file(lockFile), Err: err}
 	}
 	defer f.Close() // this unlocks
 	ctx, cancel := context.WithTimeout(context.Background(), d.opts.LockWait)
 	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := d.fs.Flock(f.FD(), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return fn()
-		case errors.Is(err, unix.EINTR):
-			continue
-		case !errors.Is(err, unix.EWOULDBLOCK):
+		case err != unix.EWOULDBLOCK:
 			return &Error{Op: "lock", Object: d.file(lockFile), Err: os.NewSyscallError("flock", err)}
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
 			return &Error{Op: "lock", Object: d.file(lockFile), Err: fmt.Errorf("%w for %v", ErrBusy, d.opts.LockWait)}
 		}
@@ -198,24 +191,23 @@ func (d *Dir) locked(fn func() error) error {
 // read hands the lines of a file to fn. found is false when there is no such file. A
 // damaged one is a *CorruptError.
 func (d *Dir) read(name string, fn func(line []byte) error) (found bool, err error) {
-	if d.root == nil {
+	if d.root < 0 {
 		return false, nil
 	}
-	// O_NONBLOCK: a FIFO does not hang us; the check for a regular file follows.
-	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := d.openFile(name, unix.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return true, &Error{Op: "read", Object: d.file(name), Err: bare(err)}
+		return true, &Error{Op: "read", Object: d.file(name), Err: err}
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err == nil && !fi.Mode().IsRegular() {
-		err = fmt.Errorf("not a regular file but %v", fi.Mode().Type())
+	st, err := f.Stat()
+	if err == nil && !st.Regular() {
+		err = fmt.Errorf("not a regular file (mode %o)", st.Mode)
 	}
-	if err == nil && fi.Size() > maxFile {
-		err = damaged(fmt.Sprintf("it has %d bytes", fi.Size()))
+	if err == nil && st.Size > maxFile {
+		err = damaged(fmt.Sprintf("it has %d bytes", st.Size))
 	}
 	if err == nil {
 		err = readLines(io.LimitReader(f, maxFile), name, fn)
@@ -227,7 +219,7 @@ func (d *Dir) read(name string, fn func(line []byte) error) (found bool, err err
 	case errors.As(err, &why):
 		return true, &CorruptError{File: d.file(name), Reason: string(why)}
 	}
-	return true, &Error{Op: "read", Object: d.file(name), Err: bare(err)}
+	return true, &Error{Op: "read", Object: d.file(name), Err: err}
 }
 
 // aside moves a damaged file out of the way, under the lock, and fills in Kept.
@@ -236,28 +228,38 @@ func (d *Dir) aside(name string, why *CorruptError) error {
 		return nil
 	}
 	to := name + asideMark + d.opts.Now().UTC().Format("20060102-150405")
-	if err := d.root.Rename(name, to); err != nil {
-		return &Error{Op: "keep", Object: d.file(name), Err: bare(err)}
+	if err := d.fs.Renameat2(d.root, name, d.root, to, 0); err != nil {
+		return &Error{Op: "keep", Object: d.file(name), Err: err}
 	}
 	why.Kept = d.file(to)
-	return d.withSelf(func(f *os.File) error {
-		names, err := f.Readdirnames(-1)
-		if err != nil {
-			return &Error{Op: "read", Object: d.path, Err: bare(err)}
+	old, err := d.names(name + asideMark)
+	if err != nil {
+		return &Error{Op: "read", Object: d.path, Err: err}
+	}
+	for _, n := range oldest(old, asideKept) {
+		if err := d.fs.Unlinkat(d.root, n, 0); err != nil {
+			return &Error{Op: "remove", Object: d.file(n), Err: err}
 		}
-		var old []string
-		for _, n := range names {
-			if strings.HasPrefix(n, name+asideMark) {
-				old = append(old, n)
-			}
+	}
+	return nil
+}
+
+// names lists what begins with prefix.
+func (d *Dir) names(prefix string) ([]string, error) {
+	// A descriptor of its own, whose position is at the beginning.
+	self, err := fsys.Open(d.fs, d.root, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer self.Close()
+	var out []string
+	err = fsys.ReadDir(d.fs, self.FD(), func(name []byte, _ byte) bool {
+		if strings.HasPrefix(string(name), prefix) {
+			out = append(out, string(name))
 		}
-		for _, n := range oldest(old, asideKept) {
-			if err := d.root.Remove(n); err != nil {
-				return &Error{Op: "remove", Object: d.file(n), Err: bare(err)}
-			}
-		}
-		return nil
+		return true
 	})
+	return out, err
 }
 
 // replace writes a file anew: temporary file, fsync, rename, fsync of the directory.
@@ -266,24 +268,24 @@ func (d *Dir) replace(name string, fill func(*lineWriter) error) error {
 	temp := name + ".tmp"
 	err := d.writeFile(temp, name, fill)
 	if err == nil {
-		err = d.root.Rename(temp, name)
+		err = os.NewSyscallError("rename", d.fs.Renameat2(d.root, temp, d.root, name, 0))
 	}
 	if err == nil {
-		err = d.withSelf((*os.File).Sync)
+		err = os.NewSyscallError("fsync", d.fs.Fsync(d.root))
 	}
 	if err != nil {
 		// Nothing more to say if this fails too: the next write removes it.
-		_ = d.root.Remove(temp)
-		return &Error{Op: "write", Object: d.file(name), Err: bare(err)}
+		_ = d.fs.Unlinkat(d.root, temp, 0)
+		return &Error{Op: "write", Object: d.file(name), Err: err}
 	}
 	return nil
 }
 
 func (d *Dir) writeFile(temp, name string, fill func(*lineWriter) error) error {
-	if err := d.root.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if err := d.fs.Unlinkat(d.root, temp, 0); err != nil && err != unix.ENOENT {
+		return os.NewSyscallError("unlink", err)
 	}
-	f, err := d.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := d.openFile(temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
 		return err
 	}

@@ -3,8 +3,6 @@ package state
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 )
 
 var (
@@ -42,17 +40,4 @@ func (e *CorruptError) Error() string {
 		return fmt.Sprintf("%q is damaged (%s); kept as %q, begun anew", e.File, e.Reason, e.Kept)
 	}
 	return fmt.Sprintf("%q is damaged: %s", e.File, e.Reason)
-}
-
-// bare takes the path out of an error, for Error names it already.
-func bare(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return fmt.Errorf("%s: %w", pe.Op, pe.Err)
-	}
-	var le *os.LinkError
-	if errors.As(err, &le) {
-		return fmt.Errorf("%s: %w", le.Op, le.Err)
-	}
-	return err
 }

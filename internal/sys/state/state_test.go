@@ -503,7 +503,7 @@ func TestLockIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+	if err := unix.Flock(int(f.FD()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
 	for name, err := range writes(d) {
