@@ -2,6 +2,7 @@ package claim
 
 import (
 	"net/netip"
+	"time"
 )
 
 // Kind names what lies on the node for an attachment.
@@ -142,4 +143,16 @@ type Snapshot struct {
 type Note struct {
 	Path string `json:"path"`
 	Text string `json:"text"`
+}
+
+// Stamp is what our own IPAM writes beside a reservation when it makes it. It proves how
+// old the reservation is, in which boot and for which namespace it was made.
+type Stamp struct {
+	// Boot is the boot ID, Mono CLOCK_MONOTONIC, as in an Instant.
+	Boot string        `json:"boot"`
+	Mono time.Duration `json:"mono"`
+	// Netns is the nsfs inode of the attachment's network namespace; 0 when it was not
+	// known. The kernel uses inode numbers again, so one that is there proves nothing;
+	// one that is gone proves that the namespace is.
+	Netns uint64 `json:"netns,omitempty"`
 }

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+)
+
+const (
+	defaultDataDir = "/var/lib/cni/networks"
+	defaultRunDir  = "/run/holdfast"
+	defaultHeal    = 5 * time.Second
+	// maxWait bounds what a person can ask for: the kubelet gives an ADD 2 minutes.
+	maxWait = time.Hour
+)
+
+// extras are the keys of "ipam" that host-local does not have. All are optional.
+type extras struct {
+	// Cooldown: an address is not handed out again for that long while others are free.
+	Cooldown duration `json:"cooldown"`
+	// LockTimeout bounds the wait for host-local's lock.
+	LockTimeout duration `json:"lockTimeout"`
+	// RunDir holds the index and the healer's lock.
+	RunDir string `json:"runDir"`
+	Heal   healConfig `json:"heal"`
+}
+
+// healConfig says how a full network is healed.
+type healConfig struct {
+	Disabled bool `json:"disabled"`
+	// Binary is holdfast; the one beside this plugin if empty.
+	Binary string `json:"binary"`
+	// Args are further arguments of `holdfast heal`.
+	Args    []string `json:"args"`
+	Timeout duration `json:"timeout"`
+	// Socket is the agent's.
+	Socket string `json:"socket"`
+}
+
+// duration is a Go duration as text.
+type duration time.Duration
+
+func (d *duration) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return fmt.Errorf("%s is no duration such as \"30s\" or \"5m\"", b)
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v < 0 || v > maxWait {
+		return fmt.Errorf("%q is no duration from \"0s\" to \"1h\", such as \"30s\" or \"5m\"", s)
+	}
+	*d = duration(v)
+	return nil
+}
+
+// request is one call of the plugin.
+type request struct {
+	args    *skel.CmdArgs
+	conf    *allocator.IPAMConfig
+	version string // of the result
+	extras  extras
+	clock   *boot.Clock
+}
+
+// parse reads configuration and environment; what it refuses, host-local refuses with the
+// same words.
+func parse(args *skel.CmdArgs) (*request, error) {
+	conf, v, err := allocator.LoadIPAMConfig(args.StdinData, args.Args)
+	if err != nil {
+		return nil, err
+	}
+	var own struct {
+		IPAM extras `json:"ipam"`
+	}
+	if err := json.Unmarshal(args.StdinData, &own); err != nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "ipam: "+err.Error(), "")
+	}
+	for field, path := range map[string]string{"ipam.runDir": own.IPAM.RunDir, "ipam.heal.binary": own.IPAM.Heal.Binary, "ipam.heal.socket": own.IPAM.Heal.Socket} {
+		if path != "" && !filepath.IsAbs(path) {
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("%s is %q; allowed is an absolute path", field, path), "")
+		}
+	}
+	// The name becomes a directory's. libcni refuses most of this, but not every caller is libcni.
+	if n := conf.Name; n == "" || n == "." || n == ".." || strings.ContainsAny(n, "/\x00") {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("name is %q; allowed is what can be the name of a directory", n), "")
+	}
+	conf.DataDir = cmp.Or(conf.DataDir, defaultDataDir)
+	own.IPAM.RunDir = cmp.Or(own.IPAM.RunDir, defaultRunDir)
+	own.IPAM.Heal.Timeout = cmp.Or(own.IPAM.Heal.Timeout, duration(defaultHeal))
+	own.IPAM.Heal.Socket = cmp.Or(own.IPAM.Heal.Socket, filepath.Join(own.IPAM.RunDir, "agent.sock"))
+	return &request{args: args, conf: conf, version: v, extras: own.IPAM, clock: boot.NewClock("/proc")}, nil
+}
+
+func (r *request) dir() string { return filepath.Join(r.conf.DataDir, r.conf.Name) }
+
+// open opens the store. An instant that cannot be read leaves reservations unstamped.
+func (r *request) open() (*hostlocal.Store, claim.Instant, error) {
+	now := r.clock.Now()
+	s, err := hostlocal.OpenStore(hostlocal.StoreConfig{
+		Dir: r.dir(), RunDir: r.extras.RunDir, LockWait: time.Duration(r.extras.LockTimeout), Proc: "/proc",
+		Boot: now.Boot, Mono: func() time.Duration { return r.clock.Now().Mono },
+	})
+	return s, now, err
+}
+
+// netns is the nsfs inode of the attachment's namespace; 0 if it is none, or none was given.
+func (r *request) netns() uint64 {
+	if r.args.Netns == "" {
+		return 0
+	}
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if unix.Statfs(r.args.Netns, &fs) != nil || fs.Type != unix.NSFS_MAGIC || unix.Stat(r.args.Netns, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// say writes a message for the runtime's log. stdout is the result's.
+func say(format string, a ...any) { fmt.Fprintf(os.Stderr, "holdfast-ipam: "+format+"\n", a...) }
+
+func addrOf(ip []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}

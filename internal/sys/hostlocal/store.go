@@ -1,0 +1,662 @@
+package hostlocal
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
+)
+
+// StoreConfig says where a store lies.
+type StoreConfig struct {
+	FS fsys.FS // nil: the kernel
+	// Dir is <dataDir>/<network>. Open makes it (0755) if it is missing.
+	Dir string
+	// RunDir holds the index; made if missing. It should be empty after a boot. Empty:
+	// no index, every transaction reads the directory.
+	RunDir string
+	// LockWait bounds the wait for host-local's lock; 30 s when zero.
+	LockWait time.Duration
+	// Proc is where procfs is mounted, to name the holders of the lock.
+	Proc string
+	// Boot is the boot ID, Mono CLOCK_MONOTONIC. Without a boot ID nothing is stamped.
+	Boot string
+	Mono func() time.Duration
+	// Wall is the clock that file times are taken from, ns; the kernel's
+	// CLOCK_REALTIME_COARSE when nil.
+	Wall func() int64
+}
+
+// Store is one network's directory, open for allocating. The directory and its format are
+// host-local's, as is the lock: both can write the same directory in turn. Not safe for
+// concurrent use; several processes are.
+type Store struct {
+	cfg   StoreConfig
+	fs    fsys.FS
+	dirfd int
+	key   fsys.Key
+	locks locker
+	buf   []byte
+	// Fresh is true when this call made the directory.
+	Fresh bool
+	// Unstamped says why the last draft has no stamp; nil when it has one.
+	Unstamped error
+}
+
+// OpenStore opens the directory, and makes it durable if it had to be made.
+func OpenStore(cfg StoreConfig) (*Store, error) {
+	s := &Store{cfg: cfg, fs: fsys.Or(cfg.FS), dirfd: -1, buf: make([]byte, maxContent+1)}
+	if s.cfg.LockWait <= 0 {
+		s.cfg.LockWait = 30 * time.Second
+	}
+	if s.cfg.Wall == nil {
+		s.cfg.Wall = coarseWall
+	}
+	var err error
+	s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err == unix.ENOENT {
+		if err = fsys.MkdirAll(s.fs, cfg.Dir, 0o755); err == nil {
+			s.Fresh = true
+			s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		}
+	}
+	if err != nil {
+		return nil, &Error{"open", cfg.Dir, err}
+	}
+	st, err := s.fs.Fstat(s.dirfd)
+	if err != nil {
+		s.Close()
+		return nil, &Error{"open", cfg.Dir, err}
+	}
+	s.key = st.Key()
+	return s, nil
+}
+
+func coarseWall() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &ts); err != nil {
+		return time.Now().UnixNano()
+	}
+	return ts.Nano()
+}
+
+// Close closes the directory.
+func (s *Store) Close() error { return s.fs.Close(s.dirfd) }
+
+// Sync makes the names of the directory durable. Call it without the lock.
+func (s *Store) Sync() error {
+	if err := s.fs.Fsync(s.dirfd); err != nil {
+		return &Error{"fsync", s.cfg.Dir, err}
+	}
+	return nil
+}
+
+// Content is what host-local 1.10 writes for an attachment (backend/disk, Reserve).
+func Content(id, ifName string) []byte {
+	return append(bytes.TrimSpace([]byte(id)), "\r\n"+ifName...)
+}
+
+// Draft is a reservation that has no name yet: whole, stamped and durable, so that
+// whatever crashes, a name never stands for less.
+type Draft struct {
+	fd      int
+	temp    string // its name where the file system has no O_TMPFILE
+	content []byte
+}
+
+// Draft writes a reservation for an attachment, and fsyncs it, before any lock is taken.
+// netns is the nsfs inode of its namespace, 0 if unknown. Without support for attributes,
+// or without a boot ID, it is unstamped and Unstamped says why. Discard or Reserve ends it.
+func (s *Store) Draft(id, ifName string, netns uint64) (*Draft, error) {
+	d := &Draft{content: Content(id, ifName)}
+	fail := func(err error) (*Draft, error) { return nil, &Error{"reserve", s.cfg.Dir, err} }
+	if len(d.content) > maxContent {
+		return fail(fmt.Errorf("container ID and interface have %d bytes; allowed are %d", len(d.content), maxContent))
+	}
+	var err error
+	d.fd, err = s.fs.Openat(s.dirfd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
+	if err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL {
+		// host-local's GC and our listing pass over names that begin so.
+		d.temp = tempPrefix + strconv.FormatUint(rand.Uint64(), 16)
+		d.fd, err = s.fs.Openat(s.dirfd, d.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	for b := d.content; len(b) > 0 && err == nil; {
+		var n int
+		n, err = s.fs.Write(d.fd, b)
+		b = b[n:]
+	}
+	if err == nil {
+		s.Unstamped = s.stamp(d, netns)
+		err = s.fs.Fsync(d.fd)
+	}
+	if err != nil {
+		s.Discard(d)
+		return fail(err)
+	}
+	return d, nil
+}
+
+var errNoBoot = errors.New("the boot ID is not known")
+
+func (s *Store) stamp(d *Draft, netns uint64) error {
+	if !isBootID(s.cfg.Boot) || s.cfg.Mono == nil {
+		return errNoBoot
+	}
+	st := claim.Stamp{Boot: s.cfg.Boot, Mono: s.cfg.Mono(), Netns: netns}
+	return s.fs.Fsetxattr(d.fd, StampAttr, formatStamp(st, d.content), 0)
+}
+
+// Discard ends a draft that got no name. Safe to call after Reserve.
+func (s *Store) Discard(d *Draft) {
+	if d.fd < 0 {
+		return
+	}
+	s.fs.Close(d.fd)
+	d.fd = -1
+	if d.temp != "" {
+		_ = s.fs.Unlinkat(s.dirfd, d.temp, 0)
+	}
+}
+
+// Tx is a turn at the store, under host-local's lock. End gives the lock back.
+type Tx struct {
+	s     *Store
+	lock  *held
+	x     *index
+	dirty bool // something was done
+	stale bool // the directory was not as the index said
+	// Distrust is since when, on CLOCK_MONOTONIC, an address that nobody has reserved may
+	// be in use all the same; 0 = not. Trust ends it.
+	Distrust time.Duration
+}
+
+func (s *Store) indexPath() string {
+	return filepath.Join(s.cfg.RunDir, fmt.Sprintf("ipam-%d-%d.index", s.key.Dev, s.key.Ino))
+}
+
+// Begin waits for the lock, and returns with it held and with the directory known. An
+// index that does not count is made anew before the lock is taken. *ErrLocked when the lock
+// cannot be had in time.
+func (s *Store) Begin(ctx context.Context) (*Tx, error) {
+	var x *index
+	if s.cfg.RunDir != "" {
+		x = loadIndex(s.fs, s.indexPath())
+	}
+	x, err := s.scanned(x, 3)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := s.locks.lockDir(ctx, storeDir{s.fs, s.dirfd, s.cfg.Dir}, s.cfg.LockWait, s.cfg.Proc)
+	if err != nil {
+		return nil, err
+	}
+	tx := &Tx{s: s, lock: lock}
+	// Another process may have had its turn since: its index is nearly ours.
+	if s.cfg.RunDir != "" && !s.counts(x) {
+		if y := loadIndex(s.fs, s.indexPath()); y != nil {
+			x = y
+		}
+	}
+	if tx.x, err = s.scanned(x, 1); err != nil {
+		tx.lock.release()
+		return nil, err
+	}
+	if tx.x.head.distrust == 0 && (s.Fresh || s.cfg.Boot == "" || tx.x.head.boot != s.cfg.Boot) {
+		// A new directory, or the first look at it in this boot.
+		tx.x.head.distrust = max(s.mono(), 1)
+	}
+	tx.x.head.boot = s.cfg.Boot
+	tx.Distrust = tx.x.head.distrust
+	return tx, nil
+}
+
+func (s *Store) mono() time.Duration {
+	if s.cfg.Mono == nil {
+		return 0
+	}
+	return s.cfg.Mono()
+}
+
+// counts reports whether the directory is as the index was left.
+func (s *Store) counts(x *index) bool {
+	if x == nil || x.head.dir != s.key || x.head.mtime == 0 {
+		return false
+	}
+	st, err := s.fs.Fstat(s.dirfd)
+	return err == nil && st.Mtime == x.head.mtime
+}
+
+// scanned returns an index that fits the directory: x, or one that is read anew with the
+// help of what x knows, in at most tries rounds while others write.
+func (s *Store) scanned(x *index, tries int) (*index, error) {
+	for range tries {
+		if s.counts(x) {
+			return x, nil
+		}
+		before, err := s.fs.Fstat(s.dirfd)
+		if err != nil {
+			return nil, &Error{"read", s.cfg.Dir, err}
+		}
+		now := s.cfg.Wall()
+		if x, err = s.scan(x); err != nil {
+			return nil, &Error{"read", s.cfg.Dir, err}
+		}
+		// A change within the tick of the last one would not show; nor need it under the
+		// lock, where there is none.
+		if tries == 1 || !settled(before.Mtime, now) {
+			break
+		}
+		x.head.mtime = before.Mtime
+	}
+	return x, nil
+}
+
+// scan reads the directory. What old knows of a file that is the same is not read again.
+func (s *Store) scan(old *index) (*index, error) {
+	x := &index{whole: true, byIP: map[netip.Addr]int{}}
+	x.head.dir = s.key
+	if old != nil && old.head.dir == s.key {
+		x.head.boot, x.head.distrust = old.head.boot, old.head.distrust
+	} else {
+		old = nil
+	}
+	fd, err := s.fs.Openat(s.dirfd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer s.fs.Close(fd)
+	now := s.cfg.Wall()
+	var rerr error
+	err = fsys.ReadDir(s.fs, fd, func(name []byte, _ byte) bool {
+		addr, kind := parseName(string(name))
+		switch {
+		case kind == nameReservation:
+			rerr = s.scanFile(x, old, string(name), addr, now)
+		case strings.HasPrefix(string(name), tempPrefix):
+			s.sweepTemp(string(name), now)
+		}
+		return rerr == nil
+	})
+	if err = errors.Join(err, rerr); err != nil {
+		return nil, err
+	}
+	if old != nil {
+		// What vanished was freed at some time before now (for the cooldown).
+		for i := range old.slots() {
+			e := old.slot(i)
+			if _, ok := x.byIP[e.addr()]; ok {
+				continue
+			}
+			at := e.freed()
+			if e.used() {
+				at = max(s.mono(), 1)
+			}
+			x.byIP[e.addr()] = x.slots()
+			x.data = append(x.data, e...)
+			x.slot(x.slots() - 1).free(at)
+		}
+	}
+	x.changed = nil
+	return x, nil
+}
+
+// tempPrefix begins the names of drafts where there is no O_TMPFILE.
+const tempPrefix = lastPrefix + "holdfast-new-"
+
+// sweepTemp removes the draft of somebody who died.
+func (s *Store) sweepTemp(name string, now int64) {
+	st, err := s.fs.Fstatat(s.dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && now-st.Ctime > int64(10*time.Minute) {
+		_ = s.fs.Unlinkat(s.dirfd, name, 0)
+	}
+}
+
+func (s *Store) scanFile(x, old *index, name string, addr netip.Addr, now int64) error {
+	if old != nil {
+		if i, ok := old.find(addr); ok && old.slot(i).used() && old.slot(i).settled() {
+			e := old.slot(i)
+			st, err := s.fs.Fstatat(s.dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
+			if err == nil && st.Ino == e.ino() && st.Ctime == e.ctime() {
+				x.take(addr, e.key(), &st, now)
+				return nil
+			}
+		}
+	}
+	content, inc, err := readReservation(s.fs, s.dirfd, name, s.buf)
+	var odd *notRegularError
+	var large *tooLargeError
+	switch {
+	case err == unix.ENOENT:
+		return nil
+	case errors.As(err, &odd), errors.As(err, &large), err == errUnsteady:
+		content = nil // nobody's, but the name is taken
+	case err != nil:
+		return err
+	}
+	st := fsys.Stat{Ino: inc.Ino, Ctime: inc.Ctime}
+	if len(content) == 0 {
+		// host-local makes the name first and writes then, which may happen now.
+		st.Ctime = now
+	}
+	x.take(addr, keyOfContent(bytes.TrimSpace(content)), &st, now)
+	return nil
+}
+
+// Held is a reservation of an attachment.
+type Held struct {
+	Addr netip.Addr
+	// Stamp is nil when there is none that counts.
+	Stamp *claim.Stamp
+	name  string
+	inc   claim.Incarnation
+}
+
+// Owned returns what (id, ifName) has reserved, those of the interface and, as host-local
+// of before 0.7 wrote them, those of the ID alone. legacy tells which.
+func (tx *Tx) Owned(id, ifName string) (own, legacy []Held, err error) {
+	if own, err = tx.withContent(Content(id, ifName)); err == nil {
+		legacy, err = tx.withContent(bytes.TrimSpace([]byte(id)))
+	}
+	return own, legacy, err
+}
+
+// withContent looks at the files that the index names: what it says is never believed.
+func (tx *Tx) withContent(content []byte) ([]Held, error) {
+	content = bytes.TrimSpace(content)
+	var out []Held
+	for _, addr := range tx.x.withKey(keyOfContent(content)) {
+		name, err := tx.nameOf(addr)
+		if err != nil {
+			return nil, err
+		}
+		h, ok, err := tx.look(name, content)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			h.Addr = addr
+			out = append(out, h)
+		}
+	}
+	return out, nil
+}
+
+// nameOf returns the name under which an address is reserved: host-local's spelling
+// nearly always, any other if a person wrote the file.
+func (tx *Tx) nameOf(addr netip.Addr) (string, error) {
+	s, name := tx.s, addr.String()
+	_, err := s.fs.Fstatat(s.dirfd, name, unix.AT_SYMLINK_NOFOLLOW)
+	if err != unix.ENOENT {
+		return name, nil // an error shows when it is opened
+	}
+	fd, err := s.fs.Openat(s.dirfd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return "", &Error{"read", s.cfg.Dir, err}
+	}
+	defer s.fs.Close(fd)
+	err = fsys.ReadDir(s.fs, fd, func(n []byte, _ byte) bool {
+		a, kind := parseName(string(n))
+		if kind == nameReservation && a == addr {
+			name = string(n)
+			return false
+		}
+		return true
+	})
+	if err != nil {
+		return "", &Error{"read", s.cfg.Dir, err}
+	}
+	return name, nil
+}
+
+func (tx *Tx) look(name string, content []byte) (Held, bool, error) {
+	s := tx.s
+	fd, err := openReservation(s.fs, s.dirfd, name)
+	if err == unix.ENOENT {
+		return Held{}, false, nil
+	}
+	if err != nil {
+		return Held{}, false, &Error{"read", filepath.Join(s.cfg.Dir, name), err}
+	}
+	defer s.fs.Close(fd)
+	got, inc, err := readFD(s.fs, fd, s.buf)
+	if err != nil {
+		return Held{}, false, &Error{"read", filepath.Join(s.cfg.Dir, name), err}
+	}
+	if !bytes.Equal(bytes.TrimSpace(got), content) {
+		return Held{}, false, nil
+	}
+	h := Held{name: name, inc: inc}
+	if h.Stamp, err = readStamp(s.fs, fd, inc.Sum); err != nil {
+		return Held{}, false, &Error{"read the stamp of", filepath.Join(s.cfg.Dir, name), err}
+	}
+	return h, true, nil
+}
+
+// Rescan reads the directory anew, whatever the index says: before somebody is told that
+// there is nothing left.
+func (tx *Tx) Rescan() error {
+	tx.x.head.mtime = 0
+	x, err := tx.s.scan(tx.x)
+	if err != nil {
+		return &Error{"read", tx.s.cfg.Dir, err}
+	}
+	tx.x = x
+	return nil
+}
+
+// Taken reports whether an address has a reservation.
+func (tx *Tx) Taken(addr netip.Addr) bool {
+	i, ok := tx.x.find(addr)
+	return ok && tx.x.slot(i).used()
+}
+
+// Cooling reports whether an address was freed less than d ago, as far as is known.
+func (tx *Tx) Cooling(addr netip.Addr, d time.Duration) bool {
+	i, ok := tx.x.find(addr)
+	if !ok || tx.x.slot(i).used() || tx.x.slot(i).freed() == 0 || tx.x.head.boot != tx.s.cfg.Boot {
+		return false
+	}
+	since := tx.s.mono() - tx.x.slot(i).freed()
+	return since >= 0 && since < d
+}
+
+// Reserved returns how many addresses have a reservation.
+func (tx *Tx) Reserved() (n int) {
+	for i := range tx.x.slots() {
+		if tx.x.slot(i).used() {
+			n++
+		}
+	}
+	return n
+}
+
+// Reserve gives a draft its name. ok is false when the address has a reservation, whatever
+// the index says. The draft is used up when ok.
+func (tx *Tx) Reserve(d *Draft, addr netip.Addr) (ok bool, err error) {
+	s := tx.s
+	name := addr.String()
+	if d.temp != "" {
+		err = moveNoReplace(s.fs, s.dirfd, d.temp, s.dirfd, name)
+	} else {
+		err = s.fs.LinkFD(d.fd, s.dirfd, name)
+	}
+	if err == unix.EEXIST {
+		tx.x.take(addr, ownerKey{}, &fsys.Stat{}, 0)
+		tx.stale = true
+		return false, nil
+	}
+	if err != nil {
+		return false, &Error{"reserve", filepath.Join(s.cfg.Dir, name), err}
+	}
+	tx.dirty = true
+	st, err := s.fs.Fstat(d.fd)
+	if err == nil {
+		tx.x.take(addr, keyOfContent(bytes.TrimSpace(d.content)), &st, s.cfg.Wall())
+	}
+	d.temp = ""
+	s.Discard(d)
+	return true, err
+}
+
+// Renew writes a new stamp onto a reservation that its attachment takes over, and makes it
+// durable.
+func (tx *Tx) Renew(h Held, netns uint64) error {
+	s := tx.s
+	fail := func(err error) error { return &Error{"take over", filepath.Join(s.cfg.Dir, h.name), err} }
+	fd, err := openReservation(s.fs, s.dirfd, h.name)
+	if err != nil {
+		return fail(err)
+	}
+	defer s.fs.Close(fd)
+	content, inc, err := readFD(s.fs, fd, s.buf)
+	if err != nil {
+		return fail(err)
+	}
+	if inc != h.inc {
+		return fail(errUnsteady)
+	}
+	if err := s.stamp(&Draft{fd: fd, content: content}, netns); err != nil {
+		return fail(err)
+	}
+	return s.fs.Fsync(fd)
+}
+
+// Remove takes a reservation back if it is still the one that Owned gave.
+func (tx *Tx) Remove(h Held) error {
+	s := tx.s
+	fail := func(err error) error { return &Error{"release", filepath.Join(s.cfg.Dir, h.name), err} }
+	if _, inc, err := readReservation(s.fs, s.dirfd, h.name, s.buf); err != nil {
+		if err == unix.ENOENT {
+			return nil
+		}
+		return fail(err)
+	} else if inc != h.inc {
+		return fail(errUnsteady)
+	}
+	return tx.unlink(h.Addr, h.name)
+}
+
+// Unreserve takes back what this very turn reserved.
+func (tx *Tx) Unreserve(addr netip.Addr) error { return tx.unlink(addr, addr.String()) }
+
+func (tx *Tx) unlink(addr netip.Addr, name string) error {
+	s := tx.s
+	tx.dirty = true
+	if err := unlinkIfThere(s.fs, s.dirfd, name); err != nil {
+		return &Error{"release", filepath.Join(s.cfg.Dir, name), err}
+	}
+	// A file system that reports success and keeps the name (case L18).
+	if _, err := s.fs.Fstatat(s.dirfd, name, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+		return &Error{"release", filepath.Join(s.cfg.Dir, name), errStays}
+	}
+	tx.x.drop(addr, max(s.mono(), 1))
+	return nil
+}
+
+// Last reads last_reserved_ip.<set>. ok is false when there is none that can be read;
+// then candidates are not trusted from now on (I11), and the search begins at the start.
+func (tx *Tx) Last(set int) (addr netip.Addr, ok bool) {
+	s := tx.s
+	fd, err := openReservation(s.fs, s.dirfd, lastPrefix+strconv.Itoa(set))
+	if err == nil {
+		defer s.fs.Close(fd)
+		var b []byte
+		if b, _, err = readFD(s.fs, fd, s.buf); err == nil {
+			addr, err = netip.ParseAddr(string(b))
+		}
+	}
+	if err != nil {
+		if tx.x.head.distrust == 0 {
+			tx.x.head.distrust, tx.dirty = max(s.mono(), 1), true
+		}
+		tx.Distrust = tx.x.head.distrust
+		return netip.Addr{}, false
+	}
+	return addr.Unmap(), true
+}
+
+// SetLast writes last_reserved_ip.<set> as host-local does. It is a hint, so it is not
+// fsynced, but a failure is an error: the caller takes its reservation back (case L19).
+func (tx *Tx) SetLast(set int, addr netip.Addr) error {
+	s := tx.s
+	name := lastPrefix + strconv.Itoa(set)
+	fail := func(err error) error { return &Error{"write", filepath.Join(s.cfg.Dir, name), err} }
+	fd, err := s.fs.Openat(s.dirfd, name, unix.O_WRONLY|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return fail(err)
+	}
+	defer s.fs.Close(fd)
+	text := []byte(addr.String())
+	if err := pwriteAll(s.fs, fd, text, 0); err != nil {
+		return fail(err)
+	}
+	// Cut after writing: host-local reads an empty one as "no such address".
+	if err := s.fs.Ftruncate(fd, int64(len(text))); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// Trust ends the distrust: every address that the kernel holds has a reservation.
+func (tx *Tx) Trust() {
+	if tx.x.head.distrust != 0 {
+		tx.x.head.distrust, tx.Distrust, tx.dirty = 0, 0, true
+	}
+}
+
+// End writes the index and gives the lock back. Failing to write the index costs time and
+// nothing else, so it is no error. Safe to call twice.
+func (tx *Tx) End() {
+	if tx.lock == nil {
+		return
+	}
+	s := tx.s
+	if s.cfg.RunDir != "" && (tx.dirty || tx.stale || tx.x.whole) {
+		tx.leave()
+	}
+	tx.lock.release()
+	tx.lock = nil
+}
+
+// leave marks the directory, and saves the index with that mark.
+func (tx *Tx) leave() {
+	s := tx.s
+	st, err := s.fs.Fstat(s.dirfd)
+	if err != nil {
+		return
+	}
+	// In the past, so that no later change can have it; odd, so that none has had it.
+	mark := s.cfg.Wall() - int64(tick) - rand.Int64N(int64(time.Millisecond))
+	if s.fs.Utimes(s.dirfd, st.Atime, mark) != nil {
+		return
+	}
+	// What the file system keeps of it: some have no nanoseconds.
+	if st, err = s.fs.Fstat(s.dirfd); err != nil || st.Mtime != mark {
+		return
+	}
+	tx.x.head.mtime = mark
+	if tx.stale {
+		tx.x.head.mtime = 0
+	}
+	path := s.indexPath()
+	if err := tx.x.save(s.fs, path); err == unix.ENOENT {
+		if fsys.MkdirAll(s.fs, s.cfg.RunDir, 0o755) == nil {
+			tx.x.whole = true
+			_ = tx.x.save(s.fs, path)
+		}
+	}
+}
