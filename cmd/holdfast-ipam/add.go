@@ -458,9 +458,11 @@ func (l lastOnly) LastReservedIP(string) (net.IP, error) {
 	return l.addr.AsSlice(), nil
 }
 
-func (lastOnly) Lock() error                                      { return errors.ErrUnsupported }
-func (lastOnly) Unlock() error                                    { return errors.ErrUnsupported }
-func (lastOnly) Close() error                                     { return nil }
-func (lastOnly) Reserve(_, _ string, _ net.IP, _ string) (bool, error) { return false, errors.ErrUnsupported }
-func (lastOnly) ReleaseByID(_, _ string) error                    { return errors.ErrUnsupported }
-func (lastOnly) GetByID(_, _ string) []net.IP                     { return nil }
+func (lastOnly) Lock() error   { return errors.ErrUnsupported }
+func (lastOnly) Unlock() error { return errors.ErrUnsupported }
+func (lastOnly) Close() error  { return nil }
+func (lastOnly) Reserve(_, _ string, _ net.IP, _ string) (bool, error) {
+	return false, errors.ErrUnsupported
+}
+func (lastOnly) ReleaseByID(_, _ string) error { return errors.ErrUnsupported }
+func (lastOnly) GetByID(_, _ string) []net.IP  { return nil }

@@ -35,7 +35,7 @@ type extras struct {
 	// LockTimeout bounds the wait for host-local's lock.
 	LockTimeout duration `json:"lockTimeout"`
 	// RunDir holds the index and the healer's lock.
-	RunDir string `json:"runDir"`
+	RunDir string     `json:"runDir"`
 	Heal   healConfig `json:"heal"`
 }
 

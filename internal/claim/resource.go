@@ -49,6 +49,8 @@ type Resource struct {
 	// Problem says why it could not be read; then Owner means nothing and the
 	// verdict is Unknown.
 	Problem string `json:"problem,omitempty"`
+	// Stamp is what our own IPAM wrote beside a reservation, nil if there is none.
+	Stamp *Stamp `json:"stamp,omitempty"`
 	// Cache is set for KindCache.
 	Cache *CacheEntry `json:"cache,omitempty"`
 	// NetnsID is the nsfs inode of a KindNetns resource.

@@ -219,6 +219,10 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 	if over {
 		f.Wait = 0
 	}
+	aged, why := s.aged(a)
+	if aged > 0 {
+		f.Wait = min(f.Wait, aged)
+	}
 	switch {
 	case a.class == classOrphan && (s.c.Policy.Foreign || !isForeign(a.Resource)):
 		s.concludeOrphan(a, over)
@@ -235,6 +239,8 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 	case a.dead:
 		f.Verdict, f.Rule, f.Why = Leaked, "boot-past", "its sandbox is of an earlier boot and every witness says absent"
 		f.Releasable, f.BootProven, f.Wait = true, true, 0
+	case why != "":
+		f.Verdict, f.Rule, f.Why, f.Releasable, f.Wait = Leaked, "stamp-age", why, true, 0
 	case over:
 		f.Verdict, f.Rule = Leaked, "absent-twice"
 		f.Why = s.timed("every witness said absent, twice, %s apart", elapsed.Round(time.Second))
@@ -243,6 +249,36 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 		f.Verdict, f.Rule = Suspect, "grace"
 		f.Why = s.timed("every witness says absent; must stay so for another %s", f.Wait.Round(time.Second))
 	}
+}
+
+// aged judges by the stamp of our own IPAM, which proves how old a reservation is, so that
+// no ADD of it can be in flight any more and one sighting is enough (with the one of the
+// confirmation). why is not empty if it is old enough; else wait is how long until then,
+// negative if it never is.
+//
+// Only plain absence: what must stay absent for longer is not proven by its age. Under
+// pressure the shorter grace needs more: the namespace that the address was made for is gone
+// from this kernel, and a runtime was asked.
+func (s *scene) aged(a *assessment) (wait time.Duration, why string) {
+	stamp := a.Resource.Stamp
+	if stamp == nil || a.class != classAbsent || a.slow || byAddress(a.Resource) {
+		return -1, ""
+	}
+	age, ok := s.now.Since(claim.Instant{Boot: stamp.Boot, Mono: stamp.Mono})
+	if !ok {
+		return -1, ""
+	}
+	if age >= s.c.Policy.Grace {
+		return 0, s.timed("reserved %s ago, and every witness says absent", age.Round(time.Second))
+	}
+	wait = s.c.Policy.Grace - age
+	if p := s.c.Policy.PressureGrace; p > 0 && s.cri != nil && stamp.Netns != 0 && s.byID[stamp.Netns] == nil {
+		if age >= p {
+			return 0, s.timed("reserved %s ago for a network namespace that is gone, and every witness says absent", age.Round(time.Second))
+		}
+		wait = min(wait, p-age)
+	}
+	return wait, ""
 }
 
 // timed formats a reason and keeps the last one, since most have begun their grace

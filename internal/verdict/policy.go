@@ -67,6 +67,13 @@ type Policy struct {
 	// OrphanGrace is the longer one: orphaned namespaces, malformed and foreign
 	// files, sandboxes that stay NotReady.
 	OrphanGrace time.Duration `json:"orphanGrace"`
+	// PressureGrace, if positive, is the age at which a stamped reservation may go whose
+	// namespace is gone too: for a range that has run out (an emergency sweep).
+	PressureGrace time.Duration `json:"pressureGrace,omitempty"`
+	// Valid are attachments that a runtime said it has, or is adding: alive, whatever the
+	// witnesses see. What is not listed is judged like anything else (cni #1086). Without
+	// an interface, all of the container's in that network.
+	Valid []claim.Attachment `json:"valid,omitempty"`
 	// Orphans releases orphaned addresses even where no runtime vouches for the name
 	// of the namespace. Foreign releases foreign reservations by address.
 	Orphans bool `json:"orphans,omitempty"`
@@ -85,6 +92,21 @@ type Hold struct {
 	Store string     `json:"store,omitempty"`
 	Addr  netip.Addr `json:"addr"`
 	Why   string     `json:"why,omitempty"`
+}
+
+// valid reports whether r belongs to one of the attachments that were said to be valid.
+func (p Policy) valid(r *claim.Resource) bool {
+	if len(p.Valid) == 0 {
+		return false
+	}
+	for _, id := range r.Owner.Aliases() {
+		for _, v := range p.Valid {
+			if v.ContainerID == id && v.Network == r.Network && (v.IfName == "" || r.Owner.IfName == "" || v.IfName == r.Owner.IfName) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // held returns why r is held, or "".

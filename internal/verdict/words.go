@@ -11,6 +11,9 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
 
+// WitnessValid is the name under which Policy.Valid speaks.
+const WitnessValid = "cni"
+
 // class is what the witnesses' words come to for one resource, before siblings and
 // memory are looked at. The zero value keeps.
 type class uint8
@@ -105,12 +108,18 @@ func (s *scene) assess(f *Finding, prior *Sighting) assessment {
 	process := s.sayProcess(&a, ids)
 	cri := s.sayCRI(&a, ids)
 	s.sayBoot(&a)
+	valid := s.c.Policy.valid(r)
+	if valid {
+		a.word(WitnessValid, Alive, "among the attachments that its runtime has or is adding")
+	}
 	s.says = a.Says
 	a.Says = s.shared(a.Says)
 
 	switch {
 	case kernel == Other:
 		a.class = classConflict // rule and why are set by sayKernel
+	case valid:
+		a.class, a.Rule, a.Why = classAlive, "valid-attachment", "its runtime has or is adding the attachment"
 	case process == Alive:
 		a.class, a.Rule, a.Why = classAlive, "process-alive", "a live process belongs to its container"
 	case cri == Alive:
@@ -464,6 +473,9 @@ func (s *scene) sayBoot(a *assessment) {
 	case a.prior != nil && s.past[a.prior.First.Boot]:
 		a.dead = true
 		a.say(claim.WitnessBoot, Dead, "first seen in boot %s, which is past", a.prior.First.Boot)
+	case a.Resource.Stamp != nil && s.past[a.Resource.Stamp.Boot]:
+		a.dead = true
+		a.say(claim.WitnessBoot, Dead, "reserved in boot %s, which is past", a.Resource.Stamp.Boot)
 	}
 }
 

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/plan"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
+	"github.com/holdfast-cni/holdfast/internal/wire"
+)
+
+const (
+	healLimit = 5 * time.Second
+	// pressureGrace is the least age of what goes under pressure, where the evidence is
+	// stronger; see verdict.Policy.
+	pressureGrace = 30 * time.Second
+)
+
+func newHeal(a *app) *cobra.Command {
+	var request string
+	var limit, pressure time.Duration
+	cmd := &cobra.Command{
+		Use:   "heal",
+		Short: "One bounded emergency sweep of a network that is full; holdfast-ipam starts it",
+		Long: `heal is what the IPAM plugin holdfast-ipam starts when a network has no free address and no
+agent answers: one sweep of one network, bounded in time, by the same judge, gates and
+witnesses as gc.
+
+What holdfast-ipam reserved carries a stamp that proves its age, its boot and its network
+namespace. So no second sighting is needed: what every witness says is absent goes
+if it is older than --grace, or of an earlier boot, or older than --pressure-grace and made for
+a network namespace that is gone. What host-local reserved has no stamp and waits as it
+does for gc. Cache files and side resources are left for the next gc.
+
+With --request it reads a HealRequest (one line of JSON) and answers with a HealResponse on
+standard output, whatever happens.`,
+		Example: `  holdfast heal --data-dir /var/lib/cni/networks --network podnet`,
+		Args:    args0,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			if limit <= 0 || pressure < 0 {
+				return usagef("--limit %s, --pressure-grace %s: want more than 0, and 0 or more", limit, pressure)
+			}
+			q, err := a.healRequest(request)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
+			defer cancel()
+			p, err := a.heal(ctx, q, pressure)
+			if request != "" {
+				if err != nil {
+					p.Error = err.Error()
+				}
+				return wire.Write(a.stdout, p)
+			}
+			if err != nil {
+				return err
+			}
+			return a.emit(p, func(w io.Writer) { fmt.Fprintln(w, p) })
+		},
+	}
+	a.opts.addNode(cmd.Flags())
+	a.opts.addRelease(cmd.Flags())
+	cmd.Flags().StringVar(&request, "request", "", "read the request from this `file`, - for standard input")
+	cmd.Flags().DurationVar(&limit, "limit", healLimit, "how long it may take; what is begun then is ended")
+	cmd.Flags().DurationVar(&pressure, "pressure-grace", pressureGrace, "least age of a stamped reservation whose network namespace is gone; 0 switches that rule off")
+	return cmd
+}
+
+// healRequest is the one that was sent, or one made of the flags.
+func (a *app) healRequest(from string) (wire.HealRequest, error) {
+	if from == "" {
+		if len(a.opts.dataDirs) != 1 || len(a.opts.networks) != 1 {
+			return wire.HealRequest{}, usagef("heal works on one network: say --data-dir and --network, once each")
+		}
+		return wire.HealRequest{DataDir: a.opts.dataDirs[0], Network: a.opts.networks[0]}, nil
+	}
+	in := io.Reader(os.Stdin)
+	if from != "-" {
+		f, err := os.Open(from)
+		if err != nil {
+			return wire.HealRequest{}, err
+		}
+		defer f.Close()
+		in = f
+	}
+	q, err := wire.ReadRequest(in)
+	switch {
+	case err != nil:
+		err = usagef("--request %s: %w", from, err)
+	case !filepath.IsAbs(q.DataDir):
+		err = usagef("--request %s: dataDir is %q; allowed is an absolute path", from, q.DataDir)
+	case q.Network == "" || filepath.Base(q.Network) != q.Network || q.Network == "." || q.Network == "..":
+		err = usagef("--request %s: network is %q; allowed is the name of a directory", from, q.Network)
+	}
+	return q, err
+}
+
+func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Duration) (wire.HealResponse, error) {
+	p := wire.HealResponse{APIVersion: wire.APIVersion, Kind: wire.KindHealResponse}
+	a.opts.dataDirs, a.opts.networks = []string{q.DataDir}, []string{q.Network}
+	a.opts.timeout = min(a.opts.timeout, 3*time.Second)
+	n, err := openNode(a.opts, releases)
+	if err != nil {
+		return p, err
+	}
+	defer n.Close()
+	a.warn(n)
+	n.policy.PressureGrace = pressure
+	if q.Spare != "" {
+		n.policy.Valid = append(n.policy.Valid, claim.Attachment{Network: q.Network, ContainerID: q.Spare})
+	}
+	if q.Valid != nil {
+		for _, v := range *q.Valid {
+			n.policy.Valid = append(n.policy.Valid, claim.Attachment{Network: q.Network, ContainerID: v.ContainerID, IfName: v.IfName})
+		}
+	}
+	r := &sweepRun{a: a, n: n}
+	if err := r.look(ctx); err != nil {
+		return p, err
+	}
+	o := a.opts
+	store := filepath.Join(q.DataDir, q.Network)
+	r.plan = plan.Make(r.audit.Judgement, plan.Options{
+		MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: true,
+		Skip: func(res *claim.Resource) string {
+			if res.Kind != claim.KindReservation {
+				return "left for the next gc"
+			}
+			return r.skip(res)
+		},
+	})
+	if len(r.plan.Groups) > 0 {
+		res, err := n.engine.Reap(ctx, r.audit, r.plan)
+		r.results = append(r.results, res)
+		r.err = err
+	}
+	r.response(&p, store)
+	return p, r.err
+}
+
+// response counts what became of the reservations of one store.
+func (r *sweepRun) response(p *wire.HealResponse, store string) {
+	gone := map[string]bool{}
+	withheld := func(why string) {
+		if why != "" && !slices.Contains(p.Withheld, why) && len(p.Withheld) < 8 {
+			p.Withheld = append(p.Withheld, why)
+		}
+	}
+	for _, res := range r.results {
+		for _, rel := range res.Released {
+			gone[rel.Finding.Resource.Path] = true
+			p.Released++
+		}
+		for _, f := range res.Failed {
+			if f.Err != nil {
+				withheld(f.Err.Error())
+			}
+		}
+	}
+	for _, w := range r.plan.Withheld {
+		if w.Finding.Resource.Kind == claim.KindReservation {
+			withheld(w.Why)
+		}
+	}
+	p.Counts = map[string]int{}
+	var wait time.Duration
+	for i := range r.audit.Judgement.Findings {
+		f := &r.audit.Judgement.Findings[i]
+		if f.Resource.Kind != claim.KindReservation || f.Resource.Store != store || gone[f.Resource.Path] || f.Verdict == verdict.Missing {
+			continue
+		}
+		p.Counts[f.Verdict.String()]++
+		if f.Verdict == verdict.Unknown {
+			withheld(f.Why)
+		}
+		if f.Verdict == verdict.Suspect && f.Wait > 0 && (wait == 0 || f.Wait < wait) {
+			wait = f.Wait
+		}
+	}
+	if wait > 0 {
+		withheld("the first suspect is due in " + seconds(wait))
+	}
+	for _, dir := range unlisted(r.audit) {
+		withheld(dir + " could not be listed")
+	}
+	if errors.Is(r.err, context.DeadlineExceeded) {
+		withheld("the time was over")
+	}
+	for i := range p.Withheld {
+		p.Withheld[i] = report.Clean(p.Withheld[i])
+	}
+}
