@@ -21,6 +21,9 @@ import (
 // StoreConfig says where a store lies.
 type StoreConfig struct {
 	FS fsys.FS // nil: the kernel
+	// Serial: a lock that another holds is not waited for, and nothing runs beside the
+	// caller. For a simulator.
+	Serial bool
 	// Dir is <dataDir>/<network>. Open makes it (0755) if it is missing.
 	Dir string
 	// RunDir holds the index; made if missing. It should be empty after a boot. Empty:
@@ -43,7 +46,7 @@ type StoreConfig struct {
 // concurrent use; several processes are.
 type Store struct {
 	cfg   StoreConfig
-	fs    fsys.FS
+	fs    files
 	dirfd int
 	key   fsys.Key
 	locks locker
@@ -56,7 +59,7 @@ type Store struct {
 
 // OpenStore opens the directory, and makes it durable if it had to be made.
 func OpenStore(cfg StoreConfig) (*Store, error) {
-	s := &Store{cfg: cfg, fs: fsys.Or(cfg.FS), dirfd: -1, buf: make([]byte, maxContent+1)}
+	s := &Store{cfg: cfg, fs: files{fsys.Or(cfg.FS), cfg.Serial}, dirfd: -1, buf: make([]byte, maxContent+1)}
 	if s.cfg.LockWait <= 0 {
 		s.cfg.LockWait = 30 * time.Second
 	}
@@ -336,7 +339,7 @@ func (s *Store) scanFile(x, old *index, name string, addr netip.Addr, now int64)
 			}
 		}
 	}
-	content, inc, err := readReservation(s.fs, s.dirfd, name, s.buf)
+	content, inc, err := s.fs.readReservation(s.dirfd, name, s.buf)
 	var odd *notRegularError
 	var large *tooLargeError
 	switch {
@@ -424,7 +427,7 @@ func (tx *Tx) nameOf(addr netip.Addr) (string, error) {
 
 func (tx *Tx) look(name string, content []byte) (Held, bool, error) {
 	s := tx.s
-	fd, err := openReservation(s.fs, s.dirfd, name)
+	fd, err := s.fs.openReservation(s.dirfd, name)
 	if err == unix.ENOENT {
 		return Held{}, false, nil
 	}
@@ -432,7 +435,7 @@ func (tx *Tx) look(name string, content []byte) (Held, bool, error) {
 		return Held{}, false, &Error{"read", filepath.Join(s.cfg.Dir, name), err}
 	}
 	defer s.fs.Close(fd)
-	got, inc, err := readFD(s.fs, fd, s.buf)
+	got, inc, err := s.fs.readFD(fd, s.buf)
 	if err != nil {
 		return Held{}, false, &Error{"read", filepath.Join(s.cfg.Dir, name), err}
 	}
@@ -490,7 +493,7 @@ func (tx *Tx) Reserve(d *Draft, addr netip.Addr) (ok bool, err error) {
 	s := tx.s
 	name := addr.String()
 	if d.temp != "" {
-		err = moveNoReplace(s.fs, s.dirfd, d.temp, s.dirfd, name)
+		err = s.fs.moveNoReplace(s.dirfd, d.temp, s.dirfd, name)
 	} else {
 		err = s.fs.LinkFD(d.fd, s.dirfd, name)
 	}
@@ -517,12 +520,12 @@ func (tx *Tx) Reserve(d *Draft, addr netip.Addr) (ok bool, err error) {
 func (tx *Tx) Renew(h Held, netns uint64) error {
 	s := tx.s
 	fail := func(err error) error { return &Error{"take over", filepath.Join(s.cfg.Dir, h.name), err} }
-	fd, err := openReservation(s.fs, s.dirfd, h.name)
+	fd, err := s.fs.openReservation(s.dirfd, h.name)
 	if err != nil {
 		return fail(err)
 	}
 	defer s.fs.Close(fd)
-	content, inc, err := readFD(s.fs, fd, s.buf)
+	content, inc, err := s.fs.readFD(fd, s.buf)
 	if err != nil {
 		return fail(err)
 	}
@@ -539,7 +542,7 @@ func (tx *Tx) Renew(h Held, netns uint64) error {
 func (tx *Tx) Remove(h Held) error {
 	s := tx.s
 	fail := func(err error) error { return &Error{"release", filepath.Join(s.cfg.Dir, h.name), err} }
-	if _, inc, err := readReservation(s.fs, s.dirfd, h.name, s.buf); err != nil {
+	if _, inc, err := s.fs.readReservation(s.dirfd, h.name, s.buf); err != nil {
 		if err == unix.ENOENT {
 			return nil
 		}
@@ -556,7 +559,7 @@ func (tx *Tx) Unreserve(addr netip.Addr) error { return tx.unlink(addr, addr.Str
 func (tx *Tx) unlink(addr netip.Addr, name string) error {
 	s := tx.s
 	tx.dirty = true
-	if err := unlinkIfThere(s.fs, s.dirfd, name); err != nil {
+	if err := s.fs.unlinkIfThere(s.dirfd, name); err != nil {
 		return &Error{"release", filepath.Join(s.cfg.Dir, name), err}
 	}
 	// A file system that reports success and keeps the name (case L18).
@@ -571,11 +574,11 @@ func (tx *Tx) unlink(addr netip.Addr, name string) error {
 // then candidates are not trusted from now on (I11), and the search begins at the start.
 func (tx *Tx) Last(set int) (addr netip.Addr, ok bool) {
 	s := tx.s
-	fd, err := openReservation(s.fs, s.dirfd, lastPrefix+strconv.Itoa(set))
+	fd, err := s.fs.openReservation(s.dirfd, lastPrefix+strconv.Itoa(set))
 	if err == nil {
 		defer s.fs.Close(fd)
 		var b []byte
-		if b, _, err = readFD(s.fs, fd, s.buf); err == nil {
+		if b, _, err = s.fs.readFD(fd, s.buf); err == nil {
 			addr, err = netip.ParseAddr(string(b))
 		}
 	}
