@@ -23,8 +23,7 @@ import (
 // kernelTimeout bounds one look at the kernel.
 const kernelTimeout = 5 * time.Second
 
-// trustAfter is how long after a directory was found new, or wound back, or in the first
-// of a boot, candidates are compared with the kernel at least: an ADD that was in flight
+// trustAfter is how long after a directory was found new or wound back candidates are compared with the kernel at least: an ADD that was in flight
 // then has its address on a link by now, or never gets it.
 const trustAfter = 5 * time.Minute
 
@@ -371,7 +370,8 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 // mayTrust ends the distrust when it has lasted long enough, and everything that the
 // kernel holds in our ranges has a reservation.
 func (t *turn) mayTrust() {
-	if t.tx.Distrust == 0 || t.a.view == nil || t.a.view.why != "" || t.a.r.clock.Now().Mono-t.tx.Distrust < trustAfter {
+	if t.tx.Distrust == 0 || t.a.view == nil || t.a.view.why != "" ||
+		t.tx.Lost() && t.a.r.clock.Now().Mono-t.tx.Distrust < trustAfter {
 		return
 	}
 	for addr := range t.a.view.addrs {

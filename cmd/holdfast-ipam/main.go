@@ -11,6 +11,8 @@
 package main
 
 import (
+	"runtime/debug"
+
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
 )
@@ -22,6 +24,9 @@ var (
 )
 
 func main() {
+	// A process of some milliseconds and MB is through before a collection pays.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(256 << 20)
 	skel.PluginMainFuncs(skel.CNIFuncs{
 		Add:    cmdAdd,
 		Del:    cmdDel,

@@ -128,9 +128,10 @@ func (e slot) free(at time.Duration) {
 
 // index is one in memory.
 type index struct {
-	head indexHead
-	data []byte             // the slots, back to back
-	byIP map[netip.Addr]int // slot by address; built when first needed
+	head  indexHead
+	data  []byte             // the slots, back to back
+	byIP  map[netip.Addr]int // slot by address; built when first needed
+	asked int
 	// changed are the slots to be written; whole means all.
 	changed []int
 	whole   bool
@@ -139,8 +140,19 @@ type index struct {
 func (x *index) slots() int      { return len(x.data) / indexEntry }
 func (x *index) slot(i int) slot { return x.data[i*indexEntry : (i+1)*indexEntry] }
 
-// find returns the slot of an address, used or freed.
+// find returns the slot of an address, used or freed. Most processes ask for two
+// addresses, for which a map of all is not worth it.
 func (x *index) find(addr netip.Addr) (int, bool) {
+	if x.byIP == nil && x.asked < 8 {
+		x.asked++
+		a := addr.As16()
+		for i := range x.slots() {
+			if [16]byte(x.slot(i)[:16]) == a {
+				return i, true
+			}
+		}
+		return 0, false
+	}
 	if x.byIP == nil {
 		x.byIP = make(map[netip.Addr]int, x.slots()+1)
 		for i := range x.slots() {
@@ -167,7 +179,9 @@ func (x *index) take(addr netip.Addr, key ownerKey, st *fsys.Stat, now int64) {
 	if !ok {
 		i = x.slots()
 		x.data = append(x.data, make([]byte, indexEntry)...)
-		x.byIP[addr] = i
+		if x.byIP != nil {
+			x.byIP[addr] = i
+		}
 	}
 	x.slot(i).take(addr, key, st, now)
 	x.changed = append(x.changed, i)

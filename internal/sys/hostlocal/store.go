@@ -183,9 +183,18 @@ type Tx struct {
 	dirty bool // something was done
 	stale bool // the directory was not as the index said
 	// Distrust is since when, on CLOCK_MONOTONIC, an address that nobody has reserved may
-	// be in use all the same; 0 = not. Trust ends it.
+	// be in use all the same; 0 = not. Trust ends it. It begins when the directory is
+	// new, when a last_reserved_ip is lost, and, as sinceBoot, with the first look at the
+	// directory in this boot.
 	Distrust time.Duration
 }
+
+// sinceBoot: nothing says that names were lost; it is only not known.
+const sinceBoot = 1
+
+// Lost reports whether names of the directory are lost, so that even an ADD that was in
+// flight may have no reservation any more.
+func (tx *Tx) Lost() bool { return tx.Distrust > sinceBoot }
 
 func (s *Store) indexPath() string {
 	return filepath.Join(s.cfg.RunDir, fmt.Sprintf("ipam-%d-%d.index", s.key.Dev, s.key.Ino))
@@ -218,9 +227,11 @@ func (s *Store) Begin(ctx context.Context) (*Tx, error) {
 		tx.lock.release()
 		return nil, err
 	}
-	if tx.x.head.distrust == 0 && (s.Fresh || s.cfg.Boot == "" || tx.x.head.boot != s.cfg.Boot) {
-		// A new directory, or the first look at it in this boot.
-		tx.x.head.distrust = max(s.mono(), 1)
+	switch {
+	case s.Fresh:
+		tx.x.head.distrust = max(s.mono(), sinceBoot+1)
+	case tx.x.head.distrust == 0 && (s.cfg.Boot == "" || tx.x.head.boot != s.cfg.Boot):
+		tx.x.head.distrust = sinceBoot
 	}
 	tx.x.head.boot = s.cfg.Boot
 	tx.Distrust = tx.x.head.distrust
@@ -583,8 +594,8 @@ func (tx *Tx) Last(set int) (addr netip.Addr, ok bool) {
 		}
 	}
 	if err != nil {
-		if tx.x.head.distrust == 0 {
-			tx.x.head.distrust, tx.dirty = max(s.mono(), 1), true
+		if tx.x.head.distrust <= sinceBoot {
+			tx.x.head.distrust, tx.dirty = max(s.mono(), sinceBoot+1), true
 		}
 		tx.Distrust = tx.x.head.distrust
 		return netip.Addr{}, false
