@@ -14,7 +14,9 @@ const (
 )
 
 // versions are all that host-local speaks.
-func versions() []string { return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
+func versions() []string {
+	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+}
 
 // versionRows: the result has the version's form, and so has what follows.
 func versionRows() []row {
@@ -203,7 +205,7 @@ func configErrorRows() []row {
 		{"a start outside", `"subnet": "198.18.0.0/24", "rangeStart": "198.18.1.5"`, "invalid range set 0: RangeStart 198.18.1.5 not in network 198.18.0.0/24"},
 		{"a start of the other family", `"subnet": "198.18.0.0/24", "rangeStart": "2001:db8::1"`, "invalid range set 0: RangeStart 2001:db8::1 not in network 198.18.0.0/24"},
 		{"an end outside", `"subnet": "198.18.0.0/24", "rangeEnd": "198.18.1.5"`, "invalid range set 0: RangeEnd 198.18.1.5 not in network 198.18.0.0/24"},
-		{"an end before the start", `"subnet": "198.18.0.0/24", "rangeStart": "198.18.0.9", "rangeEnd": "198.18.0.8"`, "invalid range set 0: RangeEnd 198.18.0.8 not in network 198.18.0.0/24"},
+		{"an end before the start", `"subnet": "198.18.0.0/24", "rangeStart": "198.18.0.9", "rangeEnd": "198.18.0.8"`, "invalid range set 0: RangeStart 198.18.0.9 not in network 198.18.0.0/24"},
 		{"a start after the default end", `"subnet": "198.18.0.0/24", "rangeStart": "198.18.0.255"`, "invalid range set 0: RangeStart 198.18.0.255 is after RangeEnd 198.18.0.254 in network 198.18.0.0/24"},
 		{"a start at the top of the family", `"subnet": "255.255.255.252/30", "rangeStart": "255.255.255.255"`, "invalid range set 0: RangeStart 255.255.255.255 is after RangeEnd 255.255.255.254 in network 255.255.255.252/30"},
 		{"mixed families in a set", `"ranges": [[{"subnet": "198.18.0.0/24"}, {"subnet": "2001:db8::/64"}]]`, "invalid range set 0: mixed address families"},

@@ -121,15 +121,17 @@ func gc(owners []string, opts ...opt) step {
 
 func change(f func(s *site, r *request)) opt { return opt{change: f} }
 
-func cniArgs(args string) opt      { return change(func(_ *site, r *request) { r.args = args }) }
-func without(name string) opt      { return change(func(_ *site, r *request) { r.without = name }) }
-func netns(path string) opt        { return change(func(_ *site, r *request) { r.netns = path }) }
-func ipam(members string) opt      { return change(func(_ *site, r *request) { r.config.ipam = members }) }
-func top(members string) opt       { return change(func(_ *site, r *request) { r.config.top = members }) }
-func cniVersion(v string) opt      { return change(func(_ *site, r *request) { r.config.version = v }) }
-func stdin(text string) opt        { return change(func(_ *site, r *request) { r.stdin = text }) }
-func networkName(name string) opt  { return change(func(_ *site, r *request) { r.config.name = name }) }
-func dataDirectory(dir string) opt { return change(func(_ *site, r *request) { r.config.dataDir = dir }) }
+func cniArgs(args string) opt     { return change(func(_ *site, r *request) { r.args = args }) }
+func without(name string) opt     { return change(func(_ *site, r *request) { r.without = name }) }
+func netns(path string) opt       { return change(func(_ *site, r *request) { r.netns = path }) }
+func ipam(members string) opt     { return change(func(_ *site, r *request) { r.config.ipam = members }) }
+func top(members string) opt      { return change(func(_ *site, r *request) { r.config.top = members }) }
+func cniVersion(v string) opt     { return change(func(_ *site, r *request) { r.config.version = v }) }
+func stdin(text string) opt       { return change(func(_ *site, r *request) { r.stdin = text }) }
+func networkName(name string) opt { return change(func(_ *site, r *request) { r.config.name = name }) }
+func dataDirectory(dir string) opt {
+	return change(func(_ *site, r *request) { r.config.dataDir = dir })
+}
 func workingDirectory(dir string) opt {
 	return change(func(s *site, r *request) { r.dir = s.expand(dir) })
 }
