@@ -134,6 +134,7 @@ func (d *differential) sameReply(a, b reply) error {
 		if strings.Contains(fa.Msg, "no IP addresses available in range set: ") && strings.HasPrefix(fb.Msg, fa.Msg) {
 			fb.Msg = fa.Msg
 		}
+		fa.Msg, fb.Msg = inOrder(fa.Msg), inOrder(fb.Msg)
 		fa.CNIVersion, fb.CNIVersion = "", ""
 		if diff := cmp.Diff(fa, fb); diff != "" {
 			return fmt.Errorf("errors (-%s +%s):\n%s", d.a.Type, d.b.Type, diff)
@@ -144,6 +145,18 @@ func (d *differential) sameReply(a, b reply) error {
 		return fmt.Errorf("replies: %s exit %d %q %q, %s exit %d %q %q", d.a.Type, a.exit, a.stdout, a.stderr, d.b.Type, b.exit, b.stdout, b.stderr)
 	}
 	return nil
+}
+
+// inOrder sorts the requested addresses that were left over: host-local keeps them in a
+// map.
+func inOrder(msg string) string {
+	const left = "failed to allocate all requested IPs: "
+	if !strings.HasPrefix(msg, left) {
+		return msg
+	}
+	list := strings.Fields(strings.TrimPrefix(msg, left))
+	slices.Sort(list)
+	return left + strings.Join(list, " ")
 }
 
 // rolledBack reports whether all that differs is diffRollback: an ADD failed, and
