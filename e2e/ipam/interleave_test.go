@@ -42,7 +42,7 @@ const (
 	interleavedRoom  = 19 // addresses of the first set: .1 is the gateway
 	workers          = 4
 	ownersPerWorker  = 8 // more attachments than addresses
-	opsPerRound      = 100
+	opsPerRound      = 50
 	killProbability  = 0.2
 	latestKill       = 8 * time.Millisecond
 	emptyReservation = ""
@@ -158,17 +158,21 @@ func (in interleaving) act(ctx context.Context, l *ledger, a *attachment, rnd *r
 		command = "CHECK"
 	}
 	which := rnd.IntN(2)
-	var killAfter time.Duration
+	t := turn{command: command, program: in.programs[which]}
 	if rnd.Float64() < killProbability && in.kill[which] {
-		killAfter = 1 + time.Duration(rnd.Int64N(int64(latestKill)))
+		t.killOnCreate = command == "ADD" && rnd.IntN(3) > 0
+		if !t.killOnCreate {
+			t.killAfter = 1 + time.Duration(rnd.Int64N(int64(latestKill)))
+		}
 	}
-	return in.call(ctx, l, a, turn{command: command, program: in.programs[which], killAfter: killAfter})
+	return in.call(ctx, l, a, t)
 }
 
 type turn struct {
-	command   string
-	program   Plugin
-	killAfter time.Duration
+	command      string
+	program      Plugin
+	killAfter    time.Duration
+	killOnCreate bool
 }
 
 func (in interleaving) call(ctx context.Context, l *ledger, a *attachment, t turn) error {
@@ -192,6 +196,9 @@ func (in interleaving) call(ctx context.Context, l *ledger, a *attachment, t tur
 		config: config{version: "1.1.0", name: interleaved, dataDir: in.dataDir, ipam: interleavedIPAM}}
 	c := r.call(t.program)
 	c.killAfter = t.killAfter
+	if t.killOnCreate {
+		c.killOnCreate = filepath.Join(in.dataDir, interleaved)
+	}
 	got, err := t.program.run(ctx, c)
 	if err != nil {
 		return err

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
 )
 
@@ -126,12 +128,15 @@ type call struct {
 	// killAfter ends the process by SIGKILL this long after its start, if it is not
 	// zero and the process still runs.
 	killAfter time.Duration
+	// killOnCreate ends it as soon as a file appears in this directory, whoever makes
+	// it, if it is not empty. That is where a reservation made in steps is half done.
+	killOnCreate string
 }
 
 // reply is what came of a call.
 type reply struct {
 	exit           int  // -1 when killed
-	killed         bool // by killAfter
+	killed         bool // by killAfter or killOnCreate
 	stdout, stderr string
 }
 
@@ -148,14 +153,25 @@ func (p Plugin) run(ctx context.Context, c call) (reply, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Env, cmd.Dir = c.env, c.dir
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
-	if err := cmd.Start(); err != nil {
+	err := cmd.Start()
+	if err != nil {
 		return reply{}, err
 	}
 	var timer *time.Timer
 	if c.killAfter > 0 {
 		timer = time.AfterFunc(c.killAfter, func() { _ = cmd.Process.Kill() })
 	}
-	err := cmd.Wait()
+	var watch *os.File
+	if c.killOnCreate != "" {
+		// Set after the start, which takes longer.
+		if watch, err = onCreate(c.killOnCreate, func() { _ = cmd.Process.Kill() }); err != nil {
+			return reply{}, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+		}
+	}
+	err = cmd.Wait()
+	if watch != nil {
+		_ = watch.Close() // ends the reader
+	}
 	if timer != nil {
 		timer.Stop()
 	}
@@ -170,6 +186,26 @@ func (p Plugin) run(ctx context.Context, c call) (reply, error) {
 	ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	r.killed = ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
 	return r, nil
+}
+
+// onCreate calls do once, when a file appears in the directory, unless what it returns
+// is closed first.
+func onCreate(dir string, do func()) (*os.File, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("inotify_init1", err)
+	}
+	f := os.NewFile(uintptr(fd), "inotify")
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE); err != nil {
+		return nil, errors.Join(os.NewSyscallError("inotify_add_watch", err), f.Close())
+	}
+	go func() {
+		var event [4096]byte
+		if _, err := f.Read(event[:]); err == nil {
+			do()
+		}
+	}()
+	return f, nil
 }
 
 // request is a call in the words of CNI.

@@ -145,6 +145,7 @@ func allOrNothingRows() []row {
 		}},
 		{name: "rollback: the last address cannot be written, ours", only: onlyOurs, differs: diffLastFails, config: config{ipam: twoSets}, steps: []step{
 			mkdir("last_reserved_ip.1"), add("a", failsLike(999, "failed to allocate for range 1: ")), reserved(),
+			removed("last_reserved_ip.0"), mkdir("last_reserved_ip.0"), add("a", failsLike(999, "failed to allocate for range 0: ")), reserved(),
 		}},
 	}
 }
