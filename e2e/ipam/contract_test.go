@@ -1,9 +1,14 @@
 package ipam
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // audience is who has to pass a row.
@@ -122,5 +127,35 @@ func TestParallelSameOwner(t *testing.T) {
 				t.Errorf("%d of %d succeeded, %d files; want 1 and 3", good, n, got)
 			}
 		})
+	}
+}
+
+// TestLock: whoever changes the reservations waits for host-local's lock. Else an ADD
+// could pass between another's look for a duplicate and its reservation.
+func TestLock(t *testing.T) {
+	const held = 300 * time.Millisecond
+	for _, p := range programs() {
+		for command, owner := range map[string]string{"ADD": "b", "DEL": "a"} {
+			t.Run(p.Type+"/"+command, func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, p, config{ipam: slash24})
+				add("a")(s)
+				f, err := os.Open(filepath.Join(s.dir(), "lock"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				unlock := time.AfterFunc(held, func() { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) })
+				defer unlock.Stop()
+				do(command, owner)(s)
+				if took := time.Since(began); took < held {
+					t.Errorf("%s was done after %v, with the lock held for %v", command, took, held)
+				}
+			})
+		}
 	}
 }

@@ -66,7 +66,11 @@ func versionRows() []row {
 		shown := strings.TrimPrefix(v, "-")
 		out = append(out, row{
 			name: "two addresses of a family in version " + v, config: config{version: v, ipam: twoSets},
-			steps: []step{add("a", fails("CNI version "+shown+" does not support more than 1 address per family")), reserved()},
+			steps: []step{
+				add("a", fails("CNI version "+shown+" does not support more than 1 address per family")),
+				add("a", ipam(`"ranges": [[{"subnet": "2001:db8::/64"}], [{"subnet": "2001:db8:1::/64"}]]`), fails("CNI version "+shown+" does not support more than 1 address per family")),
+				reserved(),
+			},
 		})
 	}
 	return append(out,

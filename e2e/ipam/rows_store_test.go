@@ -242,7 +242,7 @@ func storeRows() []row {
 			mkdir("198.18.0.2"), add("a", gives("198.18.0.3/24")), del("a"), mode("198.18.0.2", 0o755),
 		}},
 		{name: "store: an address that is a symlink is taken", config: config{ipam: slash24}, steps: []step{
-			mkdir(""), symlink("/nowhere", "198.18.0.2"), add("a", gives("198.18.0.3/24")),
+			mkdir(""), symlink("${DATA}/nowhere", "198.18.0.2"), add("a", gives("198.18.0.3/24")),
 			add("b", cniArgs("IP=198.18.0.2"), failsLike(999, "failed to allocate for range 0: requested IP address 198.18.0.2 is not available")),
 		}},
 		{name: "store: the data directory is a file", config: config{ipam: slash24}, steps: []step{
