@@ -377,7 +377,7 @@ func TestInterleaved(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if done := got.Adds + got.Dels + got.Checks + got.Kills; done < *opsFlag || got.Kills == 0 || got.Full == 0 {
+			if done := got.Adds + got.Dels + got.Checks + got.Kills; done < *opsFlag || *opsFlag >= 200 && (got.Kills == 0 || got.Full == 0) {
 				t.Errorf("%d calls of %d came to an end; a kill and a full range have to be among them", done, *opsFlag)
 			}
 		})

@@ -196,7 +196,7 @@ func onCreate(dir string, do func()) (*os.File, error) {
 		return nil, os.NewSyscallError("inotify_init1", err)
 	}
 	f := os.NewFile(uintptr(fd), "inotify")
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE); err != nil {
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_MOVED_TO); err != nil {
 		return nil, errors.Join(os.NewSyscallError("inotify_add_watch", err), f.Close())
 	}
 	go func() {

@@ -25,14 +25,14 @@ func rangeRows() []row {
 			add("a", full(0, "198.18.0.1-198.18.0.1")), reserved(),
 			file("last_reserved_ip.0", "198.18.0.1"), add("a", full(0, "198.18.0.1-198.18.0.1")),
 		}},
-		{name: "range: a /30 has one", config: config{ipam: `"subnet": "198.18.0.4/30"`}, steps: []step{
+		{name: "range: a prefix of 30 has one", config: config{ipam: `"subnet": "198.18.0.4/30"`}, steps: []step{
 			add("a", gives("198.18.0.6/30 via 198.18.0.5")), add("b", full(0, "198.18.0.5-198.18.0.6")),
 		}},
-		{name: "range: a /29 has five", config: config{ipam: slash29}, steps: []step{
+		{name: "range: a prefix of 29 has five", config: config{ipam: slash29}, steps: []step{
 			add("a", gives("198.18.0.2/29")), add("b", gives("198.18.0.3/29")), add("c", gives("198.18.0.4/29")),
 			add("d", gives("198.18.0.5/29")), add("e", gives("198.18.0.6/29")), add("f", full(0, "198.18.0.1-198.18.0.6")),
 		}},
-		{name: "range: a /126 has two", config: config{ipam: `"subnet": "2001:db8::/126"`}, steps: []step{
+		{name: "range: a prefix of 126 has two", config: config{ipam: `"subnet": "2001:db8::/126"`}, steps: []step{
 			add("a", gives("2001:db8::2/126 via 2001:db8::1")), add("b", gives("2001:db8::3/126")), add("c", full(0, "2001:db8::1-2001:db8::3")),
 		}},
 		{name: "range: a gateway amid it is skipped", config: config{ipam: `"subnet": "198.18.0.0/29", "gateway": "198.18.0.3"`}, steps: []step{

@@ -62,6 +62,9 @@ func ownerRows() []row {
 		{name: "owner: the exact file goes before the file of the ID alone", config: config{ipam: slash24}, steps: []step{
 			file("198.18.0.8", "a"), file("198.18.0.9", "a\r\neth0"), del("a"), reserved("198.18.0.8 a"), del("a"), reserved(),
 		}},
+		{name: "owner: with two sets both go, as each is released", config: config{ipam: twoSets}, steps: []step{
+			file("198.18.0.8", "a"), file("198.18.0.9", "a\r\neth0"), del("a"), reserved(),
+		}},
 		{name: "owner: blanks around do not count", config: config{ipam: slash24}, steps: []step{
 			file("198.18.0.5", "a\r\neth0\n"), file("198.18.0.6", " \tb\r\neth0 \r\n\r\n"), file("198.18.0.7", "c\n"),
 			add("a", duplicate(0, "198.18.0.5", "a")), add("b", duplicate(0, "198.18.0.6", "b")), add("c", duplicate(0, "198.18.0.7", "c")),

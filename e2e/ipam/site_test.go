@@ -126,7 +126,6 @@ func without(name string) opt     { return change(func(_ *site, r *request) { r.
 func netns(path string) opt       { return change(func(_ *site, r *request) { r.netns = path }) }
 func ipam(members string) opt     { return change(func(_ *site, r *request) { r.config.ipam = members }) }
 func top(members string) opt      { return change(func(_ *site, r *request) { r.config.top = members }) }
-func cniVersion(v string) opt     { return change(func(_ *site, r *request) { r.config.version = v }) }
 func stdin(text string) opt       { return change(func(_ *site, r *request) { r.stdin = text }) }
 func networkName(name string) opt { return change(func(_ *site, r *request) { r.config.name = name }) }
 func dataDirectory(dir string) opt {
