@@ -40,10 +40,6 @@ func cmdAdd(args *skel.CmdArgs) error {
 		}
 		result.DNS = *dns
 	}
-	// Checked before anything is reserved: a result that cannot be printed is of no use.
-	if _, err := result.GetAsVersion(r.version); err != nil {
-		return err
-	}
 	store, _, err := r.open()
 	if err != nil {
 		return err
@@ -128,7 +124,7 @@ func (a *adder) try(ctx context.Context) (ips []*current.IPConfig, err error) {
 	}()
 	for i := range drafts {
 		if drafts[i], err = a.store.Draft(a.r.args.ContainerID, a.r.args.IfName, a.netns); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("failed to allocate for range %d: %w", i, err)
 		}
 	}
 	tx, err := a.store.Begin(ctx)

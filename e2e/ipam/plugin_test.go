@@ -21,7 +21,7 @@ import (
 
 // oursPackage is built and put through everything. Empty: there is no such program
 // yet, and host-local is compared with itself.
-const oursPackage = ""
+const oursPackage = "github.com/holdfast-cni/holdfast/cmd/holdfast-ipam"
 
 // The variables that name the programs; TestMain sets what is not set. With oursEnv
 // any program can be tried as ours, for instance host-local with a line changed.

@@ -69,10 +69,11 @@ func OpenStore(cfg StoreConfig) (*Store, error) {
 	var err error
 	s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err == unix.ENOENT {
-		if err = fsys.MkdirAll(s.fs, cfg.Dir, 0o755); err == nil {
-			s.Fresh = true
-			s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err = fsys.MkdirAll(s.fs, cfg.Dir, 0o755); err != nil {
+			return nil, &Error{"mkdir", cfg.Dir, err}
 		}
+		s.Fresh = true
+		s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	}
 	if err != nil {
 		return nil, &Error{"open", cfg.Dir, err}
