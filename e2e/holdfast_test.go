@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
+	"github.com/holdfast-cni/holdfast/internal/testenv/nodecheck"
 )
 
 // binEnv names the program under test. TestMain sets it when it is not set.
@@ -68,6 +69,12 @@ type cli struct {
 
 func newCLI(t *testing.T, s scene) cli {
 	dir := t.TempDir()
+	nodecheck.Watch(t, func() nodecheck.Node {
+		return nodecheck.Node{
+			DataDirs: []string{s.node.DataDir()}, Networks: s.networks, CacheDir: s.node.CacheDir(),
+			StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Pods: s.pods(),
+		}
+	})
 	return cli{s: s, global: []string{"--state-dir", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run")}}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-cni/holdfast/internal/testenv/cri"
+	"github.com/holdfast-cni/holdfast/internal/testenv/nodecheck"
 )
 
 // scene is a node on which something went wrong: what is dead and still reserved, and
@@ -37,6 +38,16 @@ func of(network string, sandboxes ...cri.Sandbox) []reservation {
 	var out []reservation
 	for _, s := range sandboxes {
 		out = append(out, reservation{network: network, addr: s.IP, id: s.ID})
+	}
+	return out
+}
+
+// pods are the living, for the node check. Whether they answer, check asks them; where
+// their namespaces are, each runtime keeps to itself.
+func (s scene) pods() []nodecheck.Pod {
+	var out []nodecheck.Pod
+	for _, r := range s.live {
+		out = append(out, nodecheck.Pod{Name: r.String(), ContainerID: r.id, Addrs: []netip.Addr{r.addr}})
 	}
 	return out
 }

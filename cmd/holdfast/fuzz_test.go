@@ -270,7 +270,7 @@ func FuzzTime(f *testing.F) {
 
 // FuzzHold: what a person wants kept is an address as reservations are compared.
 func FuzzHold(f *testing.F) {
-	for _, s := range [][2]string{{"10.22.0.17", ""}, {"::ffff:10.22.0.17", "/n/a"}, {"fe80::1%\x1b", "n"}, {"10.22.0.017", "/../x"}, {"", "/"}} {
+	for _, s := range [][2]string{{"10.22.0.17", ""}, {"::ffff:10.22.0.17", "/n/a"}, {"fe80::1%\x1b", ""}, {"10.1.0.1", "n"}, {"10.22.0.017", "/../x"}, {"", "/"}} {
 		f.Add(s[0], s[1])
 	}
 	f.Fuzz(func(t *testing.T, addr, store string) {

@@ -124,6 +124,7 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"expect-journal":  (*world).expectJournal,
 		"expect-file":     (*world).expectFile,
 		"expect-no-file":  (*world).expectNoFile,
+		"expect-finding":  (*world).expectFinding,
 		"expect-peak":     (*world).expectPeak,
 		"note-tree":       (*world).noteTree,
 		"expect-tree":     (*world).expectTree,

@@ -227,33 +227,6 @@ func (w *world) journal() []journal.Entry {
 	return journal.Replay(recs)
 }
 
-func (w *world) checkQuarantine() {
-	want := map[string]bool{}
-	for _, e := range w.journal() {
-		if e.Release != nil && e.Release.Addr.IsValid() && e.State == journal.StateReleased {
-			want[e.ID] = true
-		}
-		if e.State.Unsettled() {
-			want[e.ID] = false // either is right until the next run
-		}
-	}
-	entries, err := os.ReadDir(filepath.Join(w.dir, "state/quarantine"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		w.t.Error(err)
-	}
-	for _, e := range entries {
-		if _, ok := want[e.Name()]; !ok {
-			w.t.Errorf("the quarantine holds %s, which the journal does not call released", e.Name())
-		}
-		delete(want, e.Name())
-	}
-	for id, must := range want {
-		if must {
-			w.t.Errorf("the journal calls %s released, but the quarantine does not hold it", id)
-		}
-	}
-}
-
 // expectJournal ADDR STATE looks at the newest entry of an address.
 func (w *world) expectJournal(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 2, 2, "expect-journal ADDR STATE|none")

@@ -24,6 +24,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 	"github.com/holdfast-cni/holdfast/internal/testenv/leak"
 	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
+	"github.com/holdfast-cni/holdfast/internal/testenv/nodecheck"
 )
 
 // world is the node of one script.
@@ -47,6 +48,9 @@ type world struct {
 	trees   map[string]string
 	mutable []func() error    // ends what immutable did
 	keep    map[string]string // reservation of a living Pod -> content
+
+	odd      []string         // paths that no allocator and no runtime would have made
+	expected []nodecheck.Kind // what the node check must find at the end
 }
 
 type scriptPod struct {
@@ -88,8 +92,8 @@ func newWorld(t *testing.T, env *testscript.Env) error {
 	return w.addNetwork("pods", w.subnet.String())
 }
 
-// check holds at the end of every script: no living Pod lost its reservation, and the
-// quarantine holds exactly what the journal says was released and not undone.
+// check holds at the end of every script: no living Pod lost its reservation, and the node
+// agrees with itself, but for what the script planted, or expects with expect-finding.
 func (w *world) check() {
 	for path, want := range w.keep {
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
@@ -100,7 +104,10 @@ func (w *world) check() {
 		w.t.Errorf("job %s still runs at the end of the script", name)
 		j.kill()
 	}
-	w.checkQuarantine()
+	for _, f := range w.locks {
+		f.Close()
+	}
+	w.node().Verify(w.t)
 	for _, f := range w.mutable {
 		if err := f(); err != nil {
 			w.t.Error(err)
@@ -109,8 +116,35 @@ func (w *world) check() {
 	if w.server != nil {
 		w.server.Stop()
 	}
-	for _, f := range w.locks {
-		f.Close()
+}
+
+// node is what the node check is to look at.
+func (w *world) node() nodecheck.Node {
+	n := nodecheck.Node{
+		DataDirs: []string{filepath.Join(w.dir, "data")}, CacheDir: filepath.Join(w.dir, "cache"),
+		StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"),
+		Planted: w.odd, Expected: w.expected,
+	}
+	for name, p := range w.pods {
+		if p.stop == nil {
+			continue
+		}
+		pod := nodecheck.Pod{Name: name, ContainerID: w.id(name), Netns: p.ns.Path}
+		for path, content := range w.keep {
+			if addr, err := netip.ParseAddr(filepath.Base(path)); err == nil && strings.HasPrefix(content, pod.ContainerID+"\r") {
+				pod.Addrs = append(pod.Addrs, addr)
+			}
+		}
+		n.Pods = append(n.Pods, pod)
+	}
+	return n
+}
+
+// expect-finding KIND ... says what the script leaves on purpose, in the words of nodecheck:
+// each must be found at the end, and nothing else.
+func (w *world) expectFinding(_ *testscript.TestScript, args []string) {
+	for _, k := range args {
+		w.expected = append(w.expected, nodecheck.Kind(k))
 	}
 }
 
@@ -245,7 +279,9 @@ func (w *world) plantRaw(ts *testscript.TestScript, args []string) {
 		}
 		content = before + w.id(name) + after
 	}
-	w.write(ts, filepath.Join(w.store(args[0]), unescape(ts, args[1])), content)
+	path := filepath.Join(w.store(args[0]), unescape(ts, args[1]))
+	w.odd = append(w.odd, path)
+	w.write(ts, path, content)
 }
 
 // plant-many NET FIRST N writes N reservations of N dead containers.
@@ -269,6 +305,7 @@ func (w *world) plantMany(ts *testscript.TestScript, args []string) {
 func (w *world) plantOdd(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 3, 3, "plant-odd KIND NET NAME")
 	path := filepath.Join(w.store(args[1]), unescape(ts, args[2]))
+	w.odd = append(w.odd, path)
 	switch args[0] {
 	case "fifo":
 		ts.Check(unix.Mkfifo(path, 0o644))
@@ -334,6 +371,7 @@ func (w *world) cache(ts *testscript.TestScript, args []string) {
 	}
 	path := filepath.Join(w.dir, "cache/results", network+"-"+id+"-"+opt["if"])
 	if content, ok := opt["content"]; ok {
+		w.odd = append(w.odd, path)
 		w.write(ts, path, unescape(ts, content))
 		return
 	}

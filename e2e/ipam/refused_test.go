@@ -50,7 +50,7 @@ func TestDefaultDirectory(t *testing.T) {
 			add("a", dataDirectory(""), looks(func(s *site, r reply) {
 				// The message names the first parent that is not there.
 				f, err := r.failure()
-				path, _, _ := strings.Cut(strings.TrimPrefix(f.Msg, "mkdir "), ":")
+				path, _, _ := strings.Cut(strings.ReplaceAll(strings.TrimPrefix(f.Msg, "mkdir "), "\"", ""), ":")
 				if err != nil || !strings.HasPrefix("/var/lib/cni/networks/"+name, path) || !strings.HasPrefix(path, "/var/lib/cni") {
 					s.t.Errorf("error %+v, %v; want that it may not make /var/lib/cni/networks/%s", f, err, name)
 				}

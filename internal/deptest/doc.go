@@ -8,6 +8,8 @@
 //
 // CheckRequires compares go.mod, what is imported, and docs/dependencies.md.
 //
+// CheckFuzz compares the fuzz targets, their corpora and docs/proof.md.
+//
 // Non-scope: types. A rule that would need them is approximated from syntax, on the
 // side of finding less, and says so. Which foreign modules a room may import is
 // depguard's matter (.depguard.yml).

@@ -22,16 +22,20 @@ const fdBase = 1 << 20
 // Call is what a hook is told of a call that is about to be made.
 type Call struct {
 	Op   string // the method's name, such as "Openat"
-	Dir  string // path that the descriptor was opened by; "" for an absolute Name
 	Name string // the call's path argument; of a link or rename the new one; "" for none
+	at   *openFile
 }
 
-// Path joins the two.
+// Path is the path that the call is about, as far as the path tells by which its
+// descriptor was opened: a file may have been renamed since.
 func (c Call) Path() string {
-	if c.Name == "" || path.IsAbs(c.Name) {
-		return c.Dir + c.Name
+	switch {
+	case c.at == nil:
+		return c.Name
+	case c.Name == "":
+		return c.at.path()
 	}
-	return path.Join(c.Dir, c.Name)
+	return path.Join(c.at.path(), c.Name)
 }
 
 // Process is one process's view of a disk: a table of descriptors, and flocks. Safe for
@@ -61,7 +65,12 @@ type openFile struct {
 	closed    bool
 }
 
-func (f *openFile) path() string { return Call{Dir: f.dir, Name: f.name}.Path() }
+func (f *openFile) path() string {
+	if f.dir == "" {
+		return f.name
+	}
+	return path.Join(f.dir, f.name)
+}
 
 // Process starts a process. Its current directory is "/".
 func (d *Disk) Process() *Process {
@@ -162,7 +171,7 @@ func (p *Process) enter(op string, dirfd int, name string) error {
 	h, c := p.hook, Call{Op: op, Name: name}
 	if name == "" || name[0] != '/' {
 		if f, err := p.file(dirfd); err == nil {
-			c.Dir = f.path()
+			c.at = f
 		}
 	}
 	d.mu.Unlock()
@@ -220,10 +229,7 @@ func (p *Process) Openat(dirfd int, name string, flags int, mode uint32) (int, e
 	f := &openFile{ino: ino, flags: flags, name: name}
 	if dirfd != unix.AT_FDCWD && name[0] != '/' {
 		if at, err := p.file(dirfd); err == nil {
-			f.dir = at.name
-			if at.dir != "" {
-				f.dir = at.path()
-			}
+			f.dir = at.path()
 		}
 	}
 	ino.open++

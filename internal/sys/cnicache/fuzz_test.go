@@ -16,7 +16,7 @@ func FuzzSplitName(f *testing.F) {
 	hex64 := strings.Repeat("0123456789abcdef", 4)
 	for _, s := range []string{
 		"cbr0-" + hex64 + "-eth0", "a-b-" + hex64 + "-eth0", "net-0e1f2d3c-0b1f-4b53-8d2e-1f0f5d1c9a77-eth0", "net-cnitool-77383ca0a0715733ca6f-eth0",
-		"net-0123456789ab-eth0", "net-0123456789ab-0123456789abcd-eth0", "../x-" + hex64 + "-eth0", "-" + hex64 + "-", "n-" + hex64 + "-a-b", strings.Repeat("a-", 130),
+		"net-0123456789ab-eth0", "n-0123456789ab-a1b2c3d4e5f6-e0", "net-0123456789ab-0123456789abcd-eth0", "../x-" + hex64 + "-eth0", "-" + hex64 + "-", "n-" + hex64 + "-a-b", strings.Repeat("a-", 130),
 		// Case F17: one digit less or more is another ID.
 		"cbr0-" + hex64[1:] + "-eth0", "cbr0-" + hex64 + "0-eth0",
 	} {

@@ -44,6 +44,9 @@ func FuzzAnswers(f *testing.F) {
 		status(id, "10.1.0.5", `{"runtimeSpec":{"linux":{"namespaces":[{"type":"network","path":"/run/netns/a"}]}}}`))
 	// Case F17: the runtime finds sandboxes by prefix.
 	seed([]*runtimeapi.PodSandbox{{Id: id[:12], State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}}, status(id, "::ffff:10.1.0.5", ""))
+	seed([]*runtimeapi.PodSandbox{{Id: id, State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}}, status(id[:12], "10.1.0.5", ""))
+	// A state of a later version of the CRI.
+	seed([]*runtimeapi.PodSandbox{{Id: id, State: 7, Metadata: pod}}, status(id, "", ""))
 	seed([]*runtimeapi.PodSandbox{{Id: id, State: 7, Metadata: &runtimeapi.PodSandboxMetadata{Name: "\x1b[2J"}}, {}}, status(id, "10.1.0.5/24", `{"runtimeSpec":1}`))
 	// Case F18: cut off half way.
 	f.Add([]byte{0x0a, 0x50, 0x0a}, []byte{0x0a})

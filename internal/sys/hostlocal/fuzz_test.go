@@ -189,6 +189,7 @@ func FuzzRange(f *testing.F) {
 func FuzzSubnetEnv(f *testing.F) {
 	f.Add([]byte("FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"))
 	f.Add([]byte("FLANNEL_IPV6_SUBNET=fd00::1/64, fd01::1/80\r\nFLANNEL_SUBNET="))
+	f.Add(bytes.Repeat([]byte("FLANNEL_SUBNET=10.0.0.1/24\n"), maxRanges+9))
 	f.Add([]byte("FLANNEL_SUBNET=10.0.0.1/32\nFLANNEL_SUBNET=10.0.0.1/24,x,10.1.0.1/24"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -237,6 +238,11 @@ func FuzzLocks(f *testing.F) {
 		}
 		if waits, _ := parseLocks(strings.Replace(line, "FLOCK", "-> FLOCK", 1), major, minor, ino); len(waits) > 0 {
 			t.Fatalf("PID %v waits and is said to hold", waits)
+		}
+		for _, kind := range []string{"POSIX ", "OFDLCK", "LEASE "} {
+			if e, m := parseLocks(strings.Replace(line, "FLOCK ", kind, 1), major, minor, ino); len(e)+len(m) > 0 {
+				t.Fatalf("a lock of the kind %s is taken for a flock: %v, %v", kind, e, m)
+			}
 		}
 		if e, m := parseLocks(line, major^1, minor, ino); len(e) > 0 || !slices.Equal(m, []int{int(pid)}) {
 			t.Fatalf("on another device: %v, %v", e, m)

@@ -219,16 +219,20 @@ func (d *dirLock) acquire(ctx context.Context, dir storeDir, timeout <-chan time
 			if err != nil {
 				return -1, never, err
 			}
-			if err := fs.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			err = fs.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+			if err == nil {
 				if fs.sameLock(dir.fd, fd) {
 					return fd, time.Now(), nil
 				}
 				fs.Close(fd)
 				continue
 			}
-			if fs.serial {
+			if err != unix.EWOULDBLOCK || fs.serial {
 				fs.Close(fd)
-				return -1, never, errTimeout
+				if err == unix.EWOULDBLOCK {
+					err = errTimeout
+				}
+				return -1, never, err
 			}
 			w = &waiter{fs: fs, fd: fd, done: make(chan error, 1)}
 			go w.wait()
