@@ -40,13 +40,18 @@ func cmdAdd(args *skel.CmdArgs) error {
 		}
 		result.DNS = *dns
 	}
+	// The CNI library says so too, but after ADD, when the address is reserved.
+	netns := r.netns()
+	if netns != 0 && netns == ownNetns() {
+		return types.NewError(types.ErrInvalidNetNS, "plugin's netns and netns from CNI_NETNS should not be the same", "")
+	}
 	store, _, err := r.open()
 	if err != nil {
 		return err
 	}
 	defer store.Close()
 	ctx := context.Background()
-	a := &adder{r: r, store: store, netns: r.netns()}
+	a := &adder{r: r, store: store, netns: netns}
 	ips, err := a.allocate(ctx)
 	var full *fullError
 	if errors.As(err, &full) {
@@ -220,11 +225,6 @@ func (t *turn) all() ([]*current.IPConfig, error) {
 		}
 		return nil, errors.New(text)
 	}
-	for i, ip := range ips {
-		if err := t.tx.SetLast(i, addrOf(ip.Address.IP)); err != nil {
-			return nil, fmt.Errorf("failed to allocate for range %d: %w", i, err)
-		}
-	}
 	return ips, nil
 }
 
@@ -275,10 +275,15 @@ func anyFree(tx *hostlocal.Tx, set *allocator.RangeSet, i int) (bool, error) {
 	}
 }
 
+// reserve also moves the place where the next search begins, as host-local does even where
+// the ADD fails later on; what it cannot note is taken back with the rest (case L19).
 func (t *turn) reserve(i int, addr netip.Addr) (bool, error) {
 	ok, err := t.tx.Reserve(t.drafts[i], addr)
 	if ok {
 		t.made = append(t.made, addr)
+		if err == nil {
+			err = t.tx.SetLast(i, addr)
+		}
 	}
 	return ok, err
 }

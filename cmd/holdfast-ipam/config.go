@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -79,6 +80,9 @@ type request struct {
 // parse reads configuration and environment; what it refuses, host-local refuses with the
 // same words.
 func parse(args *skel.CmdArgs) (*request, error) {
+	if err := checkRequested(args.StdinData); err != nil {
+		return nil, err
+	}
 	conf, v, err := allocator.LoadIPAMConfig(args.StdinData, args.Args)
 	if err != nil {
 		return nil, err
@@ -117,14 +121,44 @@ func (r *request) open() (*hostlocal.Store, claim.Instant, error) {
 	return s, now, err
 }
 
+// checkRequested refuses a null among the requested addresses, on which host-local's loader
+// panics. What is not of this shape is for the loader to refuse.
+func checkRequested(stdin []byte) error {
+	var c struct {
+		Args struct {
+			CNI struct {
+				IPs []*json.RawMessage `json:"ips"`
+			} `json:"cni"`
+		} `json:"args"`
+		RuntimeConfig struct {
+			IPs []*json.RawMessage `json:"ips"`
+		} `json:"runtimeConfig"`
+	}
+	if json.Unmarshal(stdin, &c) != nil {
+		return nil
+	}
+	for field, list := range map[string][]*json.RawMessage{"args.cni.ips": c.Args.CNI.IPs, "runtimeConfig.ips": c.RuntimeConfig.IPs} {
+		if slices.Contains(list, nil) {
+			return types.NewError(types.ErrInvalidNetworkConfig, field+" has a null; allowed are addresses such as \"10.1.2.3\" or \"10.1.2.3/24\"", "")
+		}
+	}
+	return nil
+}
+
 // netns is the nsfs inode of the attachment's namespace; 0 if it is none, or none was given.
 func (r *request) netns() uint64 {
 	if r.args.Netns == "" {
 		return 0
 	}
+	return netnsOf(r.args.Netns)
+}
+
+func ownNetns() uint64 { return netnsOf("/proc/self/ns/net") }
+
+func netnsOf(path string) uint64 {
 	var fs unix.Statfs_t
 	var st unix.Stat_t
-	if unix.Statfs(r.args.Netns, &fs) != nil || fs.Type != unix.NSFS_MAGIC || unix.Stat(r.args.Netns, &st) != nil {
+	if unix.Statfs(path, &fs) != nil || fs.Type != unix.NSFS_MAGIC || unix.Stat(path, &st) != nil {
 		return 0
 	}
 	return st.Ino

@@ -51,8 +51,10 @@ func cmdDel(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if len(own) == 0 {
-		own = legacy // of host-local before 0.7, which wrote no interface
+	// Those of host-local before 0.7, which wrote no interface. host-local looks for them
+	// when it finds no others, once for each range set.
+	if len(own) == 0 || len(r.conf.Ranges) > 1 {
+		own = append(own, legacy...)
 	}
 	for _, h := range own {
 		err = errors.Join(err, tx.Remove(h))

@@ -267,7 +267,7 @@ func (timeoutError) Error() string { return "time-out" }
 var errTimeout error = timeoutError{}
 
 func (f files) openLock(dirfd int) (int, error) {
-	fd, err := f.Openat(dirfd, lockName, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
+	fd, err := f.Openat(dirfd, lockName, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0o750) // as go-filemutex does
 	switch err {
 	case nil:
 	case unix.ELOOP:
