@@ -18,6 +18,7 @@ SERIAL = /(bench|e2e|testenv|cmd)(/|$$)
 REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,nobody,iptables,nft,cri,podman)
 
 FUZZTIME ?= 1m
+SOAK ?= 10m
 BENCH ?= node,shell,large,locks
 
 CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
@@ -73,6 +74,10 @@ demo: ## loses three DELs in a private namespace and gets the addresses back; ne
 bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks selects
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o bin/floor ./bench/floor
 	$(GO) run ./bench -commit '$(COMMIT)' -parts '$(BENCH)'
+
+.PHONY: soak
+soak: ## the simulated node with fresh seeds on all cores for SOAK (10m); the last line is for docs/proof.md
+	@$(GO) run ./hack/soak -for $(SOAK)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (1m)

@@ -19,19 +19,41 @@ import (
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
 )
 
-// shellLoop is what operators do today: the sandboxes once, then for each file two
-// processes. $1 holds the networks, $2 lists the sandboxes' IDs ($3 is its argument).
-// host-local ends the ID with a carriage return, which the shell itself takes off:
-// with tr it would be three processes.
-const shellLoop = `
+// shellLoops are what operators do today, each with the list of sandboxes once. $1 holds
+// the networks; $2 $3 $4 prints the sandboxes' IDs. host-local ends an ID with a carriage
+// return, so none compares equal as it is.
+var shellLoops = []struct{ name, text string }{
+	// As Antrea's hack/gc-host-local.sh does it: `head` for each file, and the shell
+	// compares with each sandbox.
+	{"head, shell compares", `
+ids=($("$2" "$3" "$4"))
+for f in "$1"/*/[0-9]*; do
+	owner=$(head -1 "$f") known=
+	for id in "${ids[@]}"; do
+		if [[ $owner == "$id"* ]]; then known=yes; break; fi
+	done
+	[[ $known ]] || echo "leaked: $f"
+done
+`},
+	// As a line at a prompt.
+	{"head | tr, grep", gripping(`$(head -1 "$f" | tr -d '\r')`)},
+	// With the fewest processes for each file that such a loop can have: the shell itself
+	// takes the carriage return off.
+	{"head, grep", gripping(`$(head -1 "$f"); id=${id%$'\r'}`)},
+}
+
+// gripping is a loop that has grep look for each file's owner.
+func gripping(owner string) string {
+	return `
 ids=$(mktemp)
 trap 'rm -f "$ids"' EXIT
 "$2" "$3" "$4" > "$ids"
 for f in "$1"/*/[0-9]*; do
-	id=$(head -1 "$f")
-	grep -q "${id%$'\r'}" "$ids" || echo "leaked: $f"
+	id=` + owner + `
+	grep -q "$id" "$ids" || echo "leaked: $f"
 done
 `
+}
 
 // summary is several runs of one program.
 type summary struct {
@@ -167,14 +189,17 @@ func nodePart(ctx context.Context, s settings, out io.Writer) (audit *summary, e
 	if !slices.Contains(s.parts, "shell") {
 		return audit, nil
 	}
-	shell := &summary{name: "shell loop"}
-	u, err := n.clock(ctx, "bash", "-c", shellLoop, "bash", n.dataDir(), n.self, roleSandboxes, n.socket())
-	if err != nil {
-		return nil, err
+	for _, loop := range shellLoops {
+		shell := &summary{name: "shell: " + loop.name}
+		u, err := n.clock(ctx, "bash", "-c", loop.text, "bash", n.dataDir(), n.self, roleSandboxes, n.socket())
+		if err != nil {
+			return nil, err
+		}
+		shell.add(u)
+		shell.print(out)
+		fmt.Fprintf(out, "  shell loop / audit: wall %.0f, CPU %.0f (target: wall at least 300)\n",
+			ratio(median(shell.wall), median(audit.wall)), ratio(median(shell.cpu), median(audit.cpu)))
 	}
-	shell.add(u)
-	shell.print(out)
-	fmt.Fprintf(out, "  shell loop / audit: wall %.0f (target: at least 300)\n", ratio(median(shell.wall), median(audit.wall)))
 	return audit, nil
 }
 

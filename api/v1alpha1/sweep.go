@@ -56,7 +56,7 @@ type SweepError struct {
 	ReleaseID string `json:"releaseID,omitempty"`
 	Path      string `json:"path,omitempty"`
 	Address   string `json:"address,omitempty"`
-	// Outcome is changed, gone, failed or withheld.
+	// Outcome is changed, gone, failed, withheld, or released: it went, and may come back after a power loss.
 	Outcome string `json:"outcome"`
 	Error   string `json:"error"`
 	Steps   []Step `json:"steps,omitempty"`

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -298,7 +299,7 @@ func harmless(key string, v any) bool {
 	case nil, bool:
 		return true
 	case string:
-		return v == "" || strings.EqualFold(key, "kubeconfig") && plainPath.MatchString(v)
+		return v == "" || strings.EqualFold(key, "kubeconfig") && texts().plainPath.MatchString(v)
 	}
 	return false
 }
@@ -329,17 +330,22 @@ func secretKey(k string) bool {
 	return false
 }
 
-// Texts inside of values.
-var (
-	plainPath = regexp.MustCompile(`^/[A-Za-z0-9._/@-]{1,255}$`)
-	nextURL   = regexp.MustCompile(`([,;])([A-Za-z][A-Za-z0-9+.-]*://)`)
-	userinfo  = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s"'\x00]*@`)
-	assigned  = regexp.MustCompile(`(?i)((?:token|passw(?:or)?d|passphrase|secret|credential|api_?-?key|access_?-?key|signature|[a-z]-data)[A-Za-z0-9_-]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s&;,"']+)`)
-	authority = regexp.MustCompile(`(?i)\b(authorization)\b.*`)
-	bearer    = regexp.MustCompile(`(?i)\b(bearer|basic)\s+\S+`)
-	pem       = regexp.MustCompile(`(?s)-----BEGIN .*`)
-	blob      = regexp.MustCompile(`[A-Za-z0-9+/=_-]{40,}`)
-)
+// texts are the shapes of texts inside of values. Only a bundle compiles them: every
+// command would, and wait half a millisecond for it, if they were variables of their own.
+var texts = sync.OnceValue(func() *shapes {
+	return &shapes{
+		plainPath: regexp.MustCompile(`^/[A-Za-z0-9._/@-]{1,255}$`),
+		nextURL:   regexp.MustCompile(`([,;])([A-Za-z][A-Za-z0-9+.-]*://)`),
+		userinfo:  regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s"'\x00]*@`),
+		assigned:  regexp.MustCompile(`(?i)((?:token|passw(?:or)?d|passphrase|secret|credential|api_?-?key|access_?-?key|signature|[a-z]-data)[A-Za-z0-9_-]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s&;,"']+)`),
+		authority: regexp.MustCompile(`(?i)\b(authorization)\b.*`),
+		bearer:    regexp.MustCompile(`(?i)\b(bearer|basic)\s+\S+`),
+		pem:       regexp.MustCompile(`(?s)-----BEGIN .*`),
+		blob:      regexp.MustCompile(`[A-Za-z0-9+/=_-]{40,}`),
+	}
+})
+
+type shapes struct{ plainPath, nextURL, userinfo, assigned, authority, bearer, pem, blob *regexp.Regexp }
 
 // redactText replaces what looks like a secret inside of a text. Long unbroken words are
 // taken for keys; no container IDs stand in these files.
@@ -350,15 +356,15 @@ func redactText(s string) string {
 			return string(bytes.TrimSpace(b))
 		}
 	}
-	s = pem.ReplaceAllString(s, redacted)
+	s = texts().pem.ReplaceAllString(s, redacted)
 	// A password may hold anything, so all up to the last @ goes; only the next URL of a
 	// list ends it.
-	s = nextURL.ReplaceAllString(strings.ReplaceAll(s, "\x00", ""), "${1}\x00${2}")
-	s = strings.ReplaceAll(userinfo.ReplaceAllString(s, "${1}"+redacted+"@"), "\x00", "")
-	s = authority.ReplaceAllString(s, "${1} "+redacted)
-	s = bearer.ReplaceAllString(s, "${1} "+redacted)
-	s = assigned.ReplaceAllString(s, "${1}"+redacted)
-	return blob.ReplaceAllStringFunc(s, func(w string) string {
+	s = texts().nextURL.ReplaceAllString(strings.ReplaceAll(s, "\x00", ""), "${1}\x00${2}")
+	s = strings.ReplaceAll(texts().userinfo.ReplaceAllString(s, "${1}"+redacted+"@"), "\x00", "")
+	s = texts().authority.ReplaceAllString(s, "${1} "+redacted)
+	s = texts().bearer.ReplaceAllString(s, "${1} "+redacted)
+	s = texts().assigned.ReplaceAllString(s, "${1}"+redacted)
+	return texts().blob.ReplaceAllStringFunc(s, func(w string) string {
 		if strings.HasPrefix(w, "/") && !strings.ContainsAny(w, "+=") {
 			return w // a path
 		}

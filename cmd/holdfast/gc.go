@@ -61,7 +61,9 @@ type sweepRun struct {
 	plan    *plan.Plan
 	results []*sweep.Result
 	settled []sweep.Settled
-	err     error
+	// unsettled says why some of what an earlier run left half way still is.
+	unsettled error
+	err       error
 }
 
 func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
@@ -76,6 +78,13 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 	defer n.Close()
 	a.warn(n)
 	r := &sweepRun{a: a, n: n, dryRun: dryRun}
+	if !dryRun {
+		// Before the look, which then sees what settling put back: otherwise an address
+		// would go without the cache file that was restored for it (I8).
+		if r.settled, r.unsettled = n.settle(ctx); r.unsettled != nil {
+			a.say("%v", r.unsettled)
+		}
+	}
 	if err := r.look(ctx); err != nil {
 		return err
 	}
@@ -110,7 +119,7 @@ func (r *sweepRun) retain() {
 	}
 }
 
-// look lists, asks and judges, remembers it, and settles what a crash left.
+// look lists, asks and judges, and remembers it.
 func (r *sweepRun) look(ctx context.Context) error {
 	au, err := r.n.look(ctx)
 	if err != nil {
@@ -135,11 +144,6 @@ func (r *sweepRun) look(ctx context.Context) error {
 		if err := r.n.quarantine.Check(storeDirs(au)...); err != nil {
 			return withheldError{fmt.Errorf("the quarantine cannot be used, so nothing is released: %w", err)}
 		}
-		settled, err := r.n.engine.Settle(ctx, r.owns(au))
-		if err != nil {
-			r.a.say("%v", err)
-		}
-		r.settled = append(r.settled, settled...)
 	}
 	r.n.engine.Remember(au, func(store string) bool { return r.busy[store] == "" })
 	if au.Unremembered != nil {
@@ -165,22 +169,6 @@ func storeDirs(au *sweep.Audit) []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-// owns says for which stores this process holds the reaper lock.
-func (r *sweepRun) owns(au *sweep.Audit) func(string) bool {
-	mine := map[string]bool{}
-	for _, s := range au.Case.Snapshots {
-		for _, st := range s.Stores {
-			mine[st.Dir] = st.Network == "" || r.n.locked[st.Dir]
-		}
-		for i := range s.Resources {
-			if s.Resources[i].Kind != claim.KindReservation {
-				mine[s.Resources[i].Store] = true
-			}
-		}
-	}
-	return func(store string) bool { return mine[store] }
 }
 
 // skip gives the reasons outside of the judge why something does not go now.
@@ -343,10 +331,20 @@ func (r *sweepRun) withheld(doc *api.Sweep) string {
 			return e.Path + ": " + e.Error
 		}
 	}
+	for _, rel := range doc.Released {
+		for _, s := range rel.Steps {
+			if s.State == journal.StepFailed {
+				return fmt.Sprintf("%s: %s %s failed", rel.Path, s.Step, s.Object)
+			}
+		}
+	}
 	for _, k := range doc.Kept {
 		if k.Withheld != "" {
 			return k.Path + ": " + k.Withheld
 		}
+	}
+	if r.unsettled != nil {
+		return r.unsettled.Error()
 	}
 	for _, dir := range slices.Sorted(maps.Keys(r.busy)) {
 		return r.busy[dir]
@@ -395,6 +393,9 @@ func (r *sweepRun) document() *api.Sweep {
 				}
 			}
 			d.Released = append(d.Released, api.Release{ReleaseID: rel.ID, Resource: published(rel.Finding, au.Case.Now), Steps: stepsOf(rel.Steps)})
+			if rel.Err != nil {
+				d.Errors = append(d.Errors, api.SweepError{ReleaseID: rel.ID, Path: rel.Finding.Resource.Path, Outcome: journal.OutcomeReleased, Error: rel.Err.Error()})
+			}
 		}
 		for _, f := range res.Failed {
 			e := api.SweepError{ReleaseID: f.ID, Path: f.Finding.Resource.Path, Outcome: f.Outcome, Steps: stepsOf(f.Steps)}

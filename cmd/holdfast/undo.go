@@ -83,10 +83,14 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 		return err
 	}
 	defer n.Close()
-	entries, err := n.settled(ctx, a)
+	if _, err := n.settle(ctx); err != nil {
+		a.say("%v", err)
+	}
+	recs, _, err := n.engine.Journal.Load()
 	if err != nil {
 		return err
 	}
+	entries := journal.Replay(recs)
 	ids := expandSweeps(entries, q.ids, n.clock.Now().Boot)
 	if q.last || q.since {
 		ids = chooseUndo(entries, n.clock.Now().Boot, q.from, q.last)
@@ -120,28 +124,24 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 	return nil
 }
 
-// settled brings what a crash left half way to an end, as far as its stores can be locked,
-// and returns the journal's entries.
-func (n *node) settled(ctx context.Context, a *app) ([]journal.Entry, error) {
-	recs, _, err := n.engine.Journal.Load()
+// settle brings what a crash left half way to an end, as far as its stores can be locked.
+func (n *node) settle(ctx context.Context) ([]sweep.Settled, error) {
+	left, _, err := n.journal.Unsettled()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("settle: %w", err)
 	}
 	own := map[string]bool{}
-	for _, e := range journal.Replay(recs) {
-		if e.State.Unsettled() && e.Release != nil {
-			own[e.Release.Store] = n.lockStore(e.Release.Store) == nil
+	for _, e := range left {
+		if e.Release != nil {
+			err := n.lockStore(e.Release.Store)
+			// Nobody sweeps a store that is gone.
+			own[e.Release.Store] = err == nil || errors.Is(err, fs.ErrNotExist)
 		}
 	}
-	if len(own) > 0 {
-		if _, err := n.engine.Settle(ctx, func(store string) bool { return own[store] }); err != nil {
-			a.say("%v", err)
-		}
-		if recs, _, err = n.engine.Journal.Load(); err != nil {
-			return nil, err
-		}
+	if len(own) == 0 {
+		return nil, nil
 	}
-	return journal.Replay(recs), nil
+	return n.engine.Settle(ctx, func(store string) bool { return own[store] })
 }
 
 // lockStore takes the reaper locks of a store and of its data directory.

@@ -115,6 +115,14 @@ func TestRules(t *testing.T) {
 		{"a pure test imports os", "internal/plan/a_test.go", imp("plan", "os", "github.com/google/go-cmp/cmp"), nil},
 		{"api imports os", "api/a.go", imp("api", "os"), []string{"pure imports at api/a.go:2"}},
 
+		// kernel tests are watched
+		{"a test mounts behind the gate", "internal/sys/cri/a_test.go", "package cri\nimport (\n\"golang.org/x/sys/unix\"\n\"m.example/m/internal/testenv\"\n)\nfunc TestA(t *T) { testenv.Need(t, testenv.Mount); unix.Mount() }\n", nil},
+		{"a test mounts", "internal/sys/cri/a_test.go", "package cri\nimport \"golang.org/x/sys/unix\"\nfunc TestA(t *T) { unix.Mount() }\n", []string{"kernel tests are watched at internal/sys/cri/a_test.go:3"}},
+		{"a test mounts by another function", "internal/sys/cri/a_test.go", "package cri\nimport \"golang.org/x/sys/unix\"\nfunc mount() { unix.Mount() }\nfunc TestA(t *T) { mount() }\nfunc TestB(t *T) {}\n", []string{"kernel tests are watched at internal/sys/cri/a_test.go:4"}},
+		{"a test makes a namespace", "internal/sys/cri/a_test.go", "package cri\nimport \"m.example/m/internal/testenv/netns\"\nfunc BenchmarkA(b *B) { netns.New(b) }\n", []string{"kernel tests are watched at internal/sys/cri/a_test.go:3"}},
+		{"the function calls the gate", "internal/sys/cri/a_test.go", "package cri\nimport (\n\"m.example/m/internal/testenv\"\n\"m.example/m/internal/testenv/netns\"\n)\nfunc pod(t *T) { testenv.Need(t, testenv.Netns); netns.New(t) }\nfunc TestA(t *T) { pod(t) }\n", nil},
+		{"a child in a namespace of its own", "internal/sys/cri/a_test.go", "package cri\nimport \"syscall\"\nfunc TestA(t *T) { _ = &syscall.SysProcAttr{Cloneflags: 1} }\n", []string{"kernel tests are watched at internal/sys/cri/a_test.go:3"}},
+
 		// pure calls
 		{"pure uses a type of time", "internal/claim/a.go", "package claim\nimport \"time\"\nvar d = time.Second\nfunc f(t time.Time) time.Duration { return t.Sub(time.Unix(0, 0)) }\n", nil},
 		{"pure reads the clock", "internal/claim/a.go", "package claim\nimport \"time\"\nfunc f() time.Time { return time.Now() }\n", []string{"pure calls at internal/claim/a.go:3"}},

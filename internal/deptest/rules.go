@@ -33,6 +33,7 @@ func fileRules() []fileRule {
 		{"no init", noInit},
 		{"file length", fileLength},
 		{"skip only in testenv", skipOnlyInTestenv},
+		{"kernel tests are watched", kernelWatched},
 		{"package name", packageName},
 	}
 }

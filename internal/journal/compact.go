@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -212,7 +213,13 @@ func (j *Journal) replace(fill func(io.Writer) error) (err error) {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if err := failpoint.At(failpoint.JournalTempWritten); err != nil {
+		return err
+	}
 	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := failpoint.At(failpoint.JournalTempSynced); err != nil {
 		return err
 	}
 	st, err := f.Stat()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -150,11 +151,14 @@ func (j *Journal) durableName() error {
 	if !j.syncDir {
 		return nil
 	}
+	if err := failpoint.At(failpoint.JournalRenamed); err != nil {
+		return err
+	}
 	if err := fsys.SyncDir(j.fs, j.dir); err != nil {
 		return os.NewSyscallError("fsync", err)
 	}
 	j.syncDir = false
-	return nil
+	return failpoint.At(failpoint.JournalNameSynced)
 }
 
 // repair looks at the first line and at what stands behind the last newline.
@@ -249,6 +253,9 @@ func (j *Journal) cut() error {
 	if err := j.f.Truncate(j.good); err != nil {
 		return err
 	}
+	if err := failpoint.At(failpoint.JournalCutTruncated); err != nil {
+		return err
+	}
 	return j.f.Sync()
 }
 
@@ -256,6 +263,9 @@ func (j *Journal) cut() error {
 // where it did before, or the journal refuses from now on.
 func (j *Journal) write(b []byte) error {
 	err := j.durableName()
+	if err == nil {
+		err = failpoint.At(failpoint.JournalAppendBefore)
+	}
 	if err != nil {
 		return err
 	}
@@ -263,9 +273,15 @@ func (j *Journal) write(b []byte) error {
 	// can bring about on a regular file; that is still one record batch.
 	_, err = j.f.Write(b)
 	if err == nil {
+		err = failpoint.At(failpoint.JournalAppendWritten)
+	}
+	if err == nil {
 		// After a failed fsync Linux drops the dirty pages' error state, so a second
 		// fsync proves nothing about b: it is taken back instead of tried again.
 		err = j.f.Sync()
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.JournalAppendSynced)
 	}
 	if err == nil {
 		j.good += int64(len(b))

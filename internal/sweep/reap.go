@@ -38,6 +38,8 @@ type Released struct {
 	ID      string
 	Finding *verdict.Finding
 	Steps   []journal.StepResult
+	// Err says that it went but may come back after a power loss: an fsync failed.
+	Err error
 }
 
 // Failure is one that should have gone and did not. Outcome is the journal's word, or
@@ -563,7 +565,7 @@ func (b *batch) outcomes() []journal.Record {
 		}
 		recs = append(recs, rec)
 		if it.outcome == journal.OutcomeReleased {
-			b.res.Released = append(b.res.Released, Released{ID: it.id, Finding: it.f, Steps: it.steps})
+			b.res.Released = append(b.res.Released, Released{ID: it.id, Finding: it.f, Steps: it.steps, Err: it.err})
 		} else {
 			b.res.Failed = append(b.res.Failed, Failure{ID: it.id, Finding: it.f, Outcome: it.outcome, Err: it.err, Steps: it.steps})
 		}

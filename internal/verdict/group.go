@@ -87,6 +87,7 @@ func attachment(r *claim.Resource) claim.Attachment {
 // loss of its veth would hit the new run. And a namespace goes only if everything that
 // it holds goes.
 func together(list []Finding) {
+	addressLast(list)
 	for again := true; again; {
 		again = false
 		pinned := map[uint64]*Finding{}
@@ -132,6 +133,42 @@ func together(list []Finding) {
 			if l := late[id]; l != nil {
 				f.Releasable, f.Wait = false, l.Wait
 				f.Verdict, f.Rule, f.Why = Suspect, "with-reservation", "goes together with "+l.Resource.Addr.String()+", which is "+l.Verdict.String()
+			}
+		}
+	}
+}
+
+// addressLast lets a reservation wait for a cache entry of its container that only waits
+// for its own grace, as after an unhold or when it was written later: DEL and veth must not
+// come when the address is free already (I8).
+func addressLast(list []Finding) {
+	var waits map[string]*Finding
+	for i := range list {
+		f := &list[i]
+		if f.Resource.Kind != claim.KindCache || f.Releasable || f.Wait <= 0 {
+			continue
+		}
+		for _, id := range f.Resource.Owner.Aliases() {
+			if waits == nil {
+				waits = map[string]*Finding{}
+			}
+			if l := waits[id]; l == nil || f.Wait > l.Wait {
+				waits[id] = f
+			}
+		}
+	}
+	if waits == nil {
+		return
+	}
+	for i := range list {
+		f := &list[i]
+		if f.Resource.Kind != claim.KindReservation || !f.Releasable {
+			continue
+		}
+		for _, id := range f.Resource.Owner.Aliases() {
+			if l := waits[id]; l != nil {
+				f.Releasable, f.Wait = false, l.Wait
+				f.Why = "the address goes last, and its cache entry is still " + l.Verdict.String()
 			}
 		}
 	}

@@ -435,13 +435,11 @@ func (s *scene) livesIn(n *claim.Netns) string {
 	return ""
 }
 
-var procPath = regexp.MustCompile(`^/proc/`)
-
 // mounted returns the namespaces that are pinned at p, in whatever mount namespace: a
 // container that mounts something there in its own must not hide the runtime's. A path
 // below /proc names a process, whose number may be another's by now (cri-o #2849, F13).
 func (s *scene) mounted(p string) []*claim.Netns {
-	if p == "" || procPath.MatchString(p) {
+	if p == "" || strings.HasPrefix(p, "/proc/") {
 		return nil
 	}
 	return s.byMount[normalise(p)]

@@ -11,6 +11,12 @@
 //	d.WriteFile, Remove, MkdirAll, Symlink, Mkfifo // a foreign hand, never fsynced
 //	d.Mount, SetReadOnly, SetFree, Deny      // devices, remount, disk full, EACCES or EIO at a path
 //
+// Call Sync once what the disk begins with is in place, mount points above all. What a
+// reboot empties (/run) is a Mount, taken away and mounted again after Crash. A process that
+// was killed goes on as Go code: who runs it sees ErrKilled or Alive and stops believing it.
+// Fsync that fails (a hook with EIO) leaves what it was for undurable, and a later one that
+// does not fail makes it durable: harsher kernels drop it.
+//
 // Scope: what fsys.FS can do, with the results and errnos of ext4; the contract table in
 // contract_test.go runs over it and over the kernel's file systems.
 //

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 	"golang.org/x/sys/unix"
 )
@@ -59,6 +60,9 @@ func (v *Inventory) Read(ctx context.Context, path string, inc claim.Incarnation
 // that; losing a cache entry loses no address.
 func (v *Inventory) Remove(ctx context.Context, path string, inc claim.Incarnation) ([]byte, error) {
 	content, err := v.withEntry(ctx, path, inc, func(dir directory, name string) error {
+		if err := failpoint.At(failpoint.CacheRemoveBefore); err != nil {
+			return err
+		}
 		// The name may have been given to another file while we read.
 		st, err := dir.fs.Fstatat(dir.fd, name, unix.AT_SYMLINK_NOFOLLOW)
 		if err != nil {
@@ -69,7 +73,10 @@ func (v *Inventory) Remove(ctx context.Context, path string, inc claim.Incarnati
 		if now != inc {
 			return ErrChanged
 		}
-		return os.NewSyscallError("unlinkat", dir.fs.Unlinkat(dir.fd, name, 0))
+		if err := dir.fs.Unlinkat(dir.fd, name, 0); err != nil {
+			return os.NewSyscallError("unlinkat", err)
+		}
+		return failpoint.At(failpoint.CacheRemoveAfter)
 	})
 	if err != nil {
 		return nil, &Error{"remove", path, err}
@@ -134,7 +141,13 @@ func (v *Inventory) Restore(ctx context.Context, path string, content []byte) er
 		err = restoreTemp(dir, name, content)
 	}
 	if err == nil {
+		err = failpoint.At(failpoint.CacheRestoreLinked)
+	}
+	if err == nil {
 		err = os.NewSyscallError("fsync", dir.fs.Fsync(dir.fd))
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.CacheRestoreDirSynced)
 	}
 	if err != nil {
 		return &Error{"restore", path, err}
@@ -146,6 +159,9 @@ var errNoTmpfile = errors.New("no O_TMPFILE here")
 
 // restoreTmpfile uses a file without a name: a crash leaves nothing behind.
 func restoreTmpfile(dir directory, name string, content []byte) error {
+	if failpoint.At(failpoint.CacheRestoreTmpfile) != nil {
+		return errNoTmpfile
+	}
 	f, err := fsys.Open(dir.fs, dir.fd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
 	switch err {
 	case nil:
@@ -181,6 +197,9 @@ func restoreTemp(dir directory, name string, content []byte) error {
 		if err == nil {
 			err = os.NewSyscallError("linkat", dir.fs.Linkat(dir.fd, temp, dir.fd, name, 0))
 		}
+		if err == nil {
+			err = failpoint.At(failpoint.CacheRestoreTemp)
+		}
 		return errors.Join(err, f.Close(), os.NewSyscallError("unlinkat", dir.fs.Unlinkat(dir.fd, temp, 0)))
 	}
 	return fs.ErrExist
@@ -190,5 +209,11 @@ func fill(f *fsys.File, content []byte) error {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}
-	return f.Sync()
+	if err := failpoint.At(failpoint.CacheRestoreWritten); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return failpoint.At(failpoint.CacheRestoreSynced)
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -14,21 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 // asNobody runs f as a user who may not pass the directory's or socket's mode: on a
 // thread of its own that takes another file system UID, where this is root.
 func asNobody(f func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if os.Geteuid() == 0 {
-			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-			_, _ = unix.SetfsuidRetUid(65534)
-		}
+	if os.Geteuid() != 0 {
 		f()
-	}()
-	<-done
+		return
+	}
+	_ = testenv.OnDoomedThread(func() error {
+		_, _ = unix.SetfsuidRetUid(65534)
+		f()
+		return nil
+	})
 }
 
 func TestPermissionDenied(t *testing.T) {

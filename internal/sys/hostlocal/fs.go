@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -144,6 +145,9 @@ func (f files) lstatAt(dirfd int, name string) (st fsys.Stat, ok bool, err error
 // RENAME_NOREPLACE it links and unlinks: a crash in between leaves both names on one
 // inode, which Place understands.
 func (f files) moveNoReplace(fromFD int, from string, toFD int, to string) error {
+	if failpoint.At(failpoint.MoveNoReplace) != nil {
+		return f.linkMove(fromFD, from, toFD, to)
+	}
 	err := f.Renameat2(fromFD, from, toFD, to, unix.RENAME_NOREPLACE)
 	if err != unix.EINVAL && err != unix.ENOSYS && err != unix.EOPNOTSUPP {
 		return err
@@ -155,7 +159,11 @@ func (f files) linkMove(fromFD int, from string, toFD int, to string) error {
 	if err := f.Linkat(fromFD, from, toFD, to, 0); err != nil {
 		return err
 	}
-	if err := f.Unlinkat(fromFD, from, 0); err != nil {
+	err := failpoint.At(failpoint.MoveLinked)
+	if err == nil {
+		err = f.Unlinkat(fromFD, from, 0)
+	}
+	if err != nil {
 		return errors.Join(err, f.Unlinkat(toFD, to, 0))
 	}
 	return nil
@@ -192,7 +200,13 @@ func (f files) writeCopy(fd, src int, content []byte) error {
 	}
 	// The time is for people; it decides nothing (case F8).
 	_ = f.Utimes(fd, st.Atime, st.Mtime)
-	return f.Fsync(fd)
+	if err := failpoint.At(failpoint.CopyWritten); err != nil {
+		return err
+	}
+	if err := f.Fsync(fd); err != nil {
+		return err
+	}
+	return failpoint.At(failpoint.CopySynced)
 }
 
 // copyXattrs copies extended attributes as far as that is permitted: the stamp of our

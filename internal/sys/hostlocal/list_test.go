@@ -373,6 +373,7 @@ func (c *endingContext) Err() error {
 }
 
 func TestListReadOnly(t *testing.T) {
+	testenv.Need(t, testenv.Mount)
 	dir := filepath.Join(t.TempDir(), "m")
 	mount(t, "tmpfs", dir, 0, "size=1m")
 	store := makeStore(t, dir)

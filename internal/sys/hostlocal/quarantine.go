@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -233,7 +234,13 @@ func (q *Quarantine) Discard(id string) error {
 	defer f.Close(fd)
 	err = errors.Join(f.unlinkIfThere(fd, id), f.unlinkIfThere(fd, tmpName(id)))
 	if err == nil {
+		err = failpoint.At(failpoint.DiscardUnlinked)
+	}
+	if err == nil {
 		err = f.Fsync(fd)
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.DiscardSynced)
 	}
 	if err != nil {
 		return &Error{"discard", filepath.Join(q.Dir, id), err}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -183,9 +184,17 @@ func (r *releaseRun) underLock(ctx context.Context, todo []int, do func(i int) b
 		if err := ctx.Err(); err != nil {
 			return todo, err
 		}
+		if err := failpoint.At(failpoint.ReleaseLockBefore); err != nil {
+			return todo, err
+		}
 		calm := r.fs.hurry()
 		h, err := r.q.lock(ctx, r.store)
 		if err != nil {
+			calm()
+			return todo, err
+		}
+		if err := failpoint.At(failpoint.ReleaseLockHad); err != nil {
+			h.release()
 			calm()
 			return todo, err
 		}
@@ -241,11 +250,14 @@ func (r *releaseRun) rename(i int) bool {
 	if !r.unchanged(i) {
 		return true
 	}
-	err := r.fs.moveNoReplace(r.store.fd, r.name(i), r.qfd, r.moves[i].ReleaseID)
+	err := failpoint.At(failpoint.ReleaseRenameBefore)
+	if err == nil {
+		err = r.fs.moveNoReplace(r.store.fd, r.name(i), r.qfd, r.moves[i].ReleaseID)
+	}
 	switch err {
 	case nil:
 		s, err := r.moved(i)
-		r.set(i, s, err)
+		r.set(i, s, errors.Join(err, failpoint.At(failpoint.ReleaseRenameAfter)))
 	case errCrossDevice:
 		return false
 	case unix.EEXIST:
@@ -310,6 +322,9 @@ func (r *releaseRun) copyAndUnlink(ctx context.Context, todo []int) error {
 		}
 	}
 	if err == nil {
+		err = failpoint.At(failpoint.ReleaseCopiesSynced)
+	}
+	if err == nil {
 		copied, err = r.underLock(ctx, copied, r.unlink)
 	}
 	for _, i := range copied {
@@ -356,7 +371,10 @@ func (r *releaseRun) copyTo(id string, src int, content []byte) error {
 	if err != nil {
 		return err
 	}
-	return r.fs.moveNoReplace(r.qfd, tmp, r.qfd, id)
+	if err := r.fs.moveNoReplace(r.qfd, tmp, r.qfd, id); err != nil {
+		return err
+	}
+	return failpoint.At(failpoint.ReleaseCopyPlaced)
 }
 
 // unlink removes one original whose copy is in place. It never stops the batch.
@@ -374,6 +392,9 @@ func (r *releaseRun) unlink(i int) bool {
 }
 
 func (r *releaseRun) unlinked(i int) (State, error) {
+	if err := failpoint.At(failpoint.ReleaseUnlinkBefore); err != nil {
+		return Failed, err
+	}
 	switch err := r.fs.Unlinkat(r.store.fd, r.name(i), 0); err {
 	case nil:
 	case unix.ENOENT:
@@ -390,7 +411,7 @@ func (r *releaseRun) unlinked(i int) (State, error) {
 	}
 	// A failed stat leaves it open whether it is gone: the copy stays, and so does the
 	// claim that it was moved.
-	return Moved, err
+	return Moved, errors.Join(err, failpoint.At(failpoint.ReleaseUnlinkAfter))
 }
 
 // sync makes the moves durable, once per batch and after the lock.
@@ -402,7 +423,7 @@ func (r *releaseRun) sync() error {
 	if !any {
 		return nil
 	}
-	err := errors.Join(r.fs.syncErr(r.qfd, r.q.Dir), r.fs.syncErr(r.store.fd, r.store.path))
+	err := errors.Join(r.fs.syncErr(r.qfd, r.q.Dir), failpoint.At(failpoint.ReleaseVaultSynced), r.fs.syncErr(r.store.fd, r.store.path), failpoint.At(failpoint.ReleaseStoreSynced))
 	if err != nil {
 		for i := range r.out {
 			if r.out[i].State == Moved {

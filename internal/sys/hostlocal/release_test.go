@@ -256,6 +256,7 @@ func TestQuarantineInside(t *testing.T) {
 
 // L18: host-local swallows EROFS; we do not.
 func TestReleaseReadOnly(t *testing.T) {
+	testenv.Need(t, testenv.Mount)
 	for _, where := range []string{"bind", "tmpfs"} {
 		t.Run(where, func(t *testing.T) {
 			dir := t.TempDir()

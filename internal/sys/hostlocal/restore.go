@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 )
 
 // ErrTaken says that the address is reserved again, under whatever spelling.
@@ -81,10 +82,19 @@ func (q *Quarantine) Restore(ctx context.Context, id, origPath string) error {
 	if err := f.syncErr(sfd, dir); err != nil {
 		return err
 	}
+	if err := failpoint.At(failpoint.RestoreStoreSynced); err != nil {
+		return err
+	}
 	if err := f.unlinkIfThere(qfd, id); err != nil {
 		return &Error{"discard", filepath.Join(q.Dir, id), err}
 	}
-	return f.syncErr(qfd, q.Dir)
+	if err := failpoint.At(failpoint.RestoreVaultUnlinked); err != nil {
+		return err
+	}
+	if err := f.syncErr(qfd, q.Dir); err != nil {
+		return err
+	}
+	return failpoint.At(failpoint.RestoreVaultSynced)
 }
 
 // restoreRun is one call of Restore.
@@ -99,18 +109,28 @@ type restoreRun struct {
 
 // place does put under the lock if the address is free.
 func (r *restoreRun) place(ctx context.Context, put func() error) error {
+	if err := failpoint.At(failpoint.RestoreLockBefore); err != nil {
+		return err
+	}
 	h, err := r.q.lock(ctx, r.store)
 	if err != nil {
 		return err
 	}
 	defer h.release()
+	if err := failpoint.At(failpoint.RestoreLockHad); err != nil {
+		return err
+	}
 	if err := r.free(); err != nil {
 		return err
 	}
-	if err := put(); err != unix.EEXIST {
+	switch err := put(); err {
+	case nil:
+		return failpoint.At(failpoint.RestorePlaced)
+	case unix.EEXIST:
+		return ErrTaken
+	default:
 		return err
 	}
-	return ErrTaken
 }
 
 // free looks through all names: 10,000 take some milliseconds of the lock (I12).
@@ -150,6 +170,9 @@ func (r *restoreRun) free() error {
 // and then the undo fails and nothing is lost but the try. A crash leaves such a file
 // behind at most; the next Restore of that release removes it.
 func (r *restoreRun) copyBack(ctx context.Context, id string, src int, content []byte) error {
+	if failpoint.At(failpoint.RestoreTmpfile) != nil {
+		return r.copyBackNamed(ctx, id, src, content)
+	}
 	fd, err := r.fs.Openat(r.store.fd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
 	if err == nil {
 		defer r.fs.Close(fd)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -232,6 +233,9 @@ func (d *Dir) aside(name string, why *CorruptError) error {
 		return &Error{Op: "keep", Object: d.file(name), Err: err}
 	}
 	why.Kept = d.file(to)
+	if err := failpoint.At(failpoint.StateAsideRenamed); err != nil {
+		return &Error{Op: "keep", Object: d.file(name), Err: err}
+	}
 	old, err := d.names(name + asideMark)
 	if err != nil {
 		return &Error{Op: "read", Object: d.path, Err: err}
@@ -271,7 +275,13 @@ func (d *Dir) replace(name string, fill func(*lineWriter) error) error {
 		err = os.NewSyscallError("rename", d.fs.Renameat2(d.root, temp, d.root, name, 0))
 	}
 	if err == nil {
+		err = failpoint.At(failpoint.StateRenamed)
+	}
+	if err == nil {
 		err = os.NewSyscallError("fsync", d.fs.Fsync(d.root))
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.StateDirSynced)
 	}
 	if err != nil {
 		// Nothing more to say if this fails too: the next write removes it.
@@ -295,7 +305,13 @@ func (d *Dir) writeFile(temp, name string, fill func(*lineWriter) error) error {
 		err = lw.finish()
 	}
 	if err == nil {
+		err = failpoint.At(failpoint.StateTempWritten)
+	}
+	if err == nil {
 		err = f.Sync()
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.StateTempSynced)
 	}
 	return errors.Join(err, f.Close())
 }

@@ -33,7 +33,9 @@ type Hold struct {
 // Verdict is the hold as the judge takes it.
 func (h Hold) Verdict() verdict.Hold { return verdict.Hold{Store: h.Store, Addr: h.Addr, Why: h.Why} }
 
-func (h Hold) same(o Hold) bool { return h.Store == o.Store && h.Addr == o.Addr && h.By == o.By }
+func (h Hold) same(o Hold) bool {
+	return h.Store == o.Store && h.Addr == o.Addr && h.By == o.By && h.At.Boot == o.At.Boot
+}
 
 func (h Hold) check() error {
 	switch {
@@ -69,8 +71,9 @@ func (d *Dir) Holds() ([]Hold, error) {
 }
 
 // AddHolds adds holds, durably and in one write, and returns which of them are new:
-// a hold of the same store and address by the same party stays as it was. The address
-// is unmapped and loses its zone first.
+// a hold of the same store and address by the same party stays as it was, but for an
+// undo's of another boot: that counts no more, and the new one takes its place. The
+// address is unmapped and loses its zone first.
 func (d *Dir) AddHolds(holds ...Hold) (added []Hold, err error) {
 	holds = slices.Clone(holds)
 	for i := range holds {
@@ -85,17 +88,25 @@ func (d *Dir) AddHolds(holds ...Hold) (added []Hold, err error) {
 		by    string
 	}
 	err = d.editHolds(func(list []Hold) []Hold {
-		there := make(map[key]bool, len(list))
-		for _, h := range list {
-			there[key{h.Store, h.Addr, h.By}] = true
+		there := make(map[key]int, len(list)+len(holds))
+		for i, h := range list {
+			there[key{h.Store, h.Addr, h.By}] = i
 		}
 		for _, h := range holds {
-			if k := (key{h.Store, h.Addr, h.By}); !there[k] {
-				there[k] = true
-				added = append(added, h)
+			k := key{h.Store, h.Addr, h.By}
+			i, ok := there[k]
+			switch {
+			case !ok:
+				there[k] = len(list)
+				list = append(list, h)
+			case h.By == ByUndo && h.At.Boot != list[i].At.Boot:
+				list[i] = h
+			default:
+				continue
 			}
+			added = append(added, h)
 		}
-		return append(list, added...)
+		return list
 	})
 	if err != nil {
 		return nil, err

@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 // hostNetns is a network namespace without a name. It lives as long as a process is
@@ -16,7 +17,7 @@ type hostNetns struct{ fd *os.File }
 // newHostNetns makes a namespace whose loopback is up.
 func newHostNetns() (*hostNetns, error) {
 	var fd *os.File
-	err := onOwnThread(func() error {
+	err := testenv.OnDoomedThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("unshare(CLONE_NEWNET)", err)
 		}
@@ -65,23 +66,12 @@ func (n *hostNetns) run(cmd *exec.Cmd) error {
 func (n *hostNetns) close() error { return n.fd.Close() }
 
 func inNetns(fd *os.File, f func() error) error {
-	return onOwnThread(func() error {
+	return testenv.OnDoomedThread(func() error {
 		if err := unix.Setns(int(fd.Fd()), unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("setns", err)
 		}
 		return f()
 	})
-}
-
-// onOwnThread runs f on a thread that ends with it, since a thread that has changed
-// its namespace must serve no other goroutine.
-func onOwnThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- f()
-	}()
-	return <-done
 }
 
 // netnsDir is where containerd and podman mount network namespaces.

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// survey returns everything of ours that is there, by what tells one from the other.
-// The names of owned may be nil at the start: nobody has made anything yet.
+// survey returns everything of ours that is there, by what tells one from the other: of
+// mark, who inherited it ("": children alone), of owned, what carries such a name.
 func survey(mark string, owned []string) map[string]Finding {
 	s := surveyor{found: map[string]Finding{}, mark: mark, owned: owned}
 	for what, look := range map[string]func() error{
@@ -170,6 +170,9 @@ func (s *surveyor) processes() error {
 			continue
 		}
 		why := "child"
+		if f[1] != self && s.mark == "" {
+			continue
+		}
 		if f[1] != self {
 			// Unreadable environments are of other users, or of the dead.
 			env, err := os.ReadFile("/proc/" + pid + "/environ")

@@ -1,0 +1,103 @@
+package sim
+
+import (
+	"bytes"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-cni/holdfast/internal/journal"
+)
+
+const quarantineDir = stateDir + "/quarantine"
+
+// entries reads the journal as it stands on the disk.
+func (w *World) entries() ([]journal.Entry, error) {
+	p := w.disk.Process()
+	defer p.Kill()
+	j, err := journal.Open(stateDir, journal.Options{ReadOnly: true, FS: p})
+	if err != nil {
+		return nil, err
+	}
+	defer j.Close()
+	recs, _, err := j.Load()
+	return journal.Replay(recs), err
+}
+
+// checkJournalled is I3: whatever left a store has its intent in the journal and lies in
+// the quarantine, whole.
+func (w *World) checkJournalled(r *run) {
+	list, err := w.entries()
+	if err != nil {
+		w.violate("I3", "files were released and the journal cannot be read: %v", err)
+		return
+	}
+	for _, f := range r.removed {
+		i := -1
+		for k := range list {
+			if list[k].Release != nil && list[k].Release.Path == f.path {
+				i = k
+			}
+		}
+		if i < 0 {
+			w.violate("I3", "%s was released without an intent in the journal", f.path)
+			return
+		}
+		if !slices.Contains(w.ledger.moved, f) {
+			continue // put back meanwhile
+		}
+		got, err := w.disk.ReadFile(filepath.Join(quarantineDir, list[i].ID))
+		if err != nil || !bytes.Equal(got, f.content) {
+			w.violate("I3", "%s was released as %s (%s) and the quarantine does not hold it: %v", f.path, list[i].ID, list[i].State, err)
+		}
+	}
+}
+
+// checkLost: what was released and is in no store lies in the quarantine, also after a
+// power loss: its outcome is durable only when the move is. Its content need not be whole
+// then, since upstream never fsynced it; nobody can want it back in another boot.
+func (w *World) checkLost() {
+	if !w.subject.Duties().Journals {
+		return
+	}
+	have := 0
+	for _, n := range w.names(quarantineDir) {
+		if !strings.HasPrefix(n, ".") {
+			have++
+		}
+	}
+	if have < len(w.ledger.moved) {
+		w.violate("I3", "%d files were released and are in no store, and the quarantine has %d", len(w.ledger.moved), have)
+	}
+}
+
+// checkSettled is I4: nothing is half way, and journal and quarantine agree.
+func (w *World) checkSettled() {
+	list, err := w.entries()
+	if err != nil {
+		w.violate("I4", "the journal cannot be read: %v", err)
+		return
+	}
+	want := map[string]bool{}
+	for i := range list {
+		e := &list[i]
+		switch {
+		case e.State.Unsettled():
+			w.violate("I4", "release %s of %v is still %s", e.ID, e.Release, e.State)
+		case e.State == journal.StateReleased && e.Release != nil && e.Release.Addr.IsValid():
+			want[e.ID] = true
+		}
+	}
+	names := w.names(quarantineDir)
+	for _, n := range names {
+		if !want[n] {
+			w.violate("I4", "the quarantine holds %s, which the journal does not call released", n)
+		}
+		delete(want, n)
+	}
+	for _, e := range list {
+		if want[e.ID] {
+			w.violate("I4", "the journal calls %s released (%s), and the quarantine does not hold it", e.ID, e.Release.Path)
+		}
+	}
+}

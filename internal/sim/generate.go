@@ -1,0 +1,199 @@
+package sim
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+)
+
+// Result is one run.
+type Result struct {
+	Script Script
+	Stats  Stats
+	Fail   *Violation // nil: every invariant held
+}
+
+// Play runs a script with a new Subject. Its first line may be a config.
+func Play(s Script, subject Subject) (Result, error) {
+	cfg := Config{}
+	rest := s
+	if len(s) > 0 && s[0].Name == "config" {
+		var err error
+		if cfg, err = parseConfig(s[0].Text); err != nil {
+			return Result{}, err
+		}
+		rest = s[1:]
+	}
+	w := newWorld(cfg, subject)
+	for _, o := range rest {
+		if o.Name == "config" {
+			return Result{}, fmt.Errorf("config is the first line")
+		}
+		w.Do(o)
+		if w.fail != nil {
+			break
+		}
+	}
+	return Result{s, w.stats, w.fail}, nil
+}
+
+// Generate makes and runs a script of steps operations from a seed, and a quiesce at its
+// end.
+func Generate(seed uint64, steps int, subject Subject) Result {
+	_, res := generate(seed, steps, subject)
+	return res
+}
+
+func generate(seed uint64, steps int, subject Subject) (*World, Result) {
+	r := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))
+	cfg := randomConfig(r)
+	w := newWorld(cfg, subject)
+	w.stats.Pairs = map[[2]string]int{}
+	s := Script{{Name: "config", Text: cfg.text()}}
+	g := generator{r: r, w: w}
+	for _, d := range w.table {
+		g.total += d.weight
+	}
+	last := "config"
+	do := func(o Op) {
+		s = append(s, o)
+		w.Do(o)
+		w.stats.Pairs[[2]string{last, o.Name}]++
+		last = o.Name
+	}
+	for range steps {
+		if w.fail != nil {
+			break
+		}
+		do(g.next())
+	}
+	if w.fail == nil {
+		do(Op{Name: "quiesce"})
+	}
+	return w, Result{s, w.stats, w.fail}
+}
+
+type generator struct {
+	r     *rand.Rand
+	w     *World
+	total int
+}
+
+// next picks an operation that would do something; one in seven happens in the middle of
+// the next command.
+func (g *generator) next() Op {
+	for range 8 {
+		d := g.pick()
+		o := Op{Name: d.name}
+		for i, m := range d.max {
+			o.Args[i] = g.r.IntN(m)
+		}
+		if d.within && (d.name == "kill" || g.r.IntN(7) == 0) {
+			o.At, o.K = atFile, 1+g.r.IntN(1<<(3+g.r.IntN(6)))
+			if g.r.IntN(3) == 0 {
+				o.At, o.K = atAsk, 1+g.r.IntN(9)
+			}
+			return o
+		}
+		if d.can == nil || d.can(g.w, o.Args) {
+			return o
+		}
+	}
+	return Op{Name: "gc"}
+}
+
+func (g *generator) pick() *opDef {
+	n := g.r.IntN(g.total)
+	for i := range g.w.table {
+		if n -= g.w.table[i].weight; n < 0 {
+			return &g.w.table[i]
+		}
+	}
+	return &g.w.table[0]
+}
+
+// PairsOf is how many ordered pairs of operations the generator can make.
+func PairsOf() int {
+	n := 0
+	for _, d := range ops() {
+		if d.weight > 0 {
+			n++
+		}
+	}
+	return n * n
+}
+
+// Shrink makes a failing script shorter while it still breaks the same invariant, by
+// delta debugging over its operations and then over their arguments, within tries runs.
+func Shrink(s Script, subject func() Subject, tries int) (Script, *Violation) {
+	res, err := Play(s, subject())
+	if err != nil || res.Fail == nil {
+		return s, res.Fail
+	}
+	fail := res.Fail
+	fails := func(c Script) bool {
+		if tries--; tries < 0 {
+			return false
+		}
+		res, err := Play(c, subject())
+		if err != nil || res.Fail == nil || res.Fail.Invariant != fail.Invariant {
+			return false
+		}
+		fail = res.Fail
+		return true
+	}
+	first := 0
+	if len(s) > 0 && s[0].Name == "config" {
+		first = 1
+	}
+	s = slices.Clone(s)
+	// Nothing after the failure matters.
+	if end := first + fail.Step; end < len(s) && end > 0 {
+		if c := s[:end]; fails(c) {
+			s = c
+		}
+	}
+	for size := (len(s) - first) / 2; size >= 1; {
+		any := false
+		for at := first; at+size <= len(s); {
+			c := slices.Concat(s[:at], s[at+size:])
+			if fails(c) {
+				s, any = c, true
+			} else {
+				at += size
+			}
+		}
+		if !any || size > 1 {
+			size /= 2
+		}
+	}
+	for i := range s {
+		for k := range s[i].Args {
+			for _, v := range []int{0, s[i].Args[k] / 2} {
+				if v >= s[i].Args[k] {
+					continue
+				}
+				c := slices.Clone(s)
+				c[i].Args[k] = v
+				if fails(c) {
+					s = c
+				}
+			}
+		}
+	}
+	return s, fail
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// Add adds the counts of o, but for its pairs.
+func (s *Stats) Add(o Stats) {
+	s.Steps += o.Steps
+	s.Commands += o.Commands
+	s.Released += o.Released
+	s.Undone += o.Undone
+	s.Kills += o.Kills
+	s.Races += o.Races
+	s.Crashes += o.Crashes
+}

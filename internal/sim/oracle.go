@@ -1,0 +1,321 @@
+package sim
+
+import (
+	"bytes"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys/memfs"
+)
+
+// file is a reservation as upstream, or an undo, left it.
+type file struct {
+	path, addr string
+	c          *container // nil: nobody's that we know
+	content    []byte
+	seq        int  // of the world when it came or was last written
+	foreign    bool // by a person: never to be touched
+	held       bool // put back by undo, in this boot
+	boot       int  // of its release
+	run        *run // that released it
+}
+
+// ledger is what the stores hold by all that upstream did. What differs from it was done
+// by the Subject, since nothing else touches a store.
+type ledger struct {
+	files map[string]*file
+	dirs  []string
+	moved []*file         // released and not put back, oldest first
+	holds map[string]bool // addresses that a person holds
+}
+
+// add notes what upstream wrote; content nil is an empty file.
+func (l *ledger) add(w *World, path string, c *container, content []byte) *file {
+	w.seq++
+	f := &file{path: path, addr: filepath.Base(path), c: c, content: content, seq: w.seq}
+	l.files[path] = f
+	return f
+}
+
+func (l *ledger) drop(path string) { delete(l.files, path) }
+
+// run is one command of the Subject: one process.
+type run struct {
+	proc   *memfs.Process
+	cmd    Command
+	files  int
+	asks   int
+	listed int // seq of the world when the stores were listed
+	// unheard are the required witnesses that have not testified wholly since then.
+	unheard int
+	pend    []pending
+	dirty   bool // the world interfered, so that nothing is to be expected
+	outer   *run // in the middle of which this one is run
+	removed []*file
+}
+
+// witnesses are the bits of those that must testify.
+func (w *World) witnesses() int {
+	if w.cfg.cri() {
+		return 1 | 2 | 4 | 8
+	}
+	return 1 | 2 | 8
+}
+
+func witnessBit(name string) int {
+	switch name {
+	case claim.WitnessKernel:
+		return 1
+	case claim.WitnessProcess:
+		return 2
+	case claim.WitnessCRI:
+		return 4
+	}
+	return 8
+}
+
+func (r *run) hear(witness string, ok bool) {
+	if ok {
+		r.unheard &^= witnessBit(witness)
+	} else {
+		r.unheard |= witnessBit(witness)
+	}
+}
+
+// observe compares the stores with the ledger. It runs before every change of the world,
+// so that each release is held against the truth of its moment.
+func (w *World) observe(r *run) {
+	found := 0
+	for _, dir := range w.ledger.dirs {
+		names, err := w.disk.List(dir)
+		if err != nil {
+			continue
+		}
+		for _, name := range names {
+			if c := name[0]; c != 'f' && (c < '0' || c > '9') || name[0] == 'f' && !strings.Contains(name, ":") {
+				continue // lock, last_reserved_ip.0
+			}
+			p := dir + "/" + name
+			if w.ledger.files[p] != nil {
+				found++
+				continue
+			}
+			w.appeared(r, p)
+			if w.ledger.files[p] != nil {
+				found++
+			}
+		}
+	}
+	if found == len(w.ledger.files) {
+		return
+	}
+	var gone []*file
+	for p, f := range w.ledger.files {
+		if _, err := w.disk.Lstat(p); err != nil {
+			gone = append(gone, f)
+		}
+	}
+	slices.SortFunc(gone, func(a, b *file) int { return strings.Compare(a.path, b.path) })
+	for _, f := range gone {
+		w.removed(r, f)
+	}
+}
+
+// appeared: a file that upstream did not write is one that was put back.
+func (w *World) appeared(r *run, path string) {
+	content, err := w.disk.ReadFile(path)
+	if err != nil {
+		return
+	}
+	l := &w.ledger
+	i := -1
+	for k, f := range l.moved {
+		if f.path == path && bytes.Equal(f.content, content) {
+			i = k
+		}
+	}
+	if i < 0 {
+		w.violate("I3", "%s came out of nowhere during %s", path, r.cmd.Verb)
+		return
+	}
+	f := *l.moved[i]
+	l.moved = slices.Delete(l.moved, i, i+1)
+	w.seq++
+	f.seq, f.held = w.seq, true
+	l.files[path] = &f
+	w.stats.Undone++
+}
+
+// removed: the Subject took a file out of a store.
+func (w *World) removed(r *run, f *file) {
+	w.ledger.drop(f.path)
+	w.stats.Released++
+	f.boot, f.run = w.bootN, r
+	w.ledger.moved = append(w.ledger.moved, f)
+	r.removed = append(r.removed, f)
+	duties := w.subject.Duties()
+	if f.c != nil && f.c.living() {
+		w.violate("I1", "%s was released while container %d (%s) lives: adding %v, up %v", f.path, f.c.n, f.c.id[:12], f.c.adding, f.c.up)
+	}
+	if o := w.ward(f); o != nil {
+		w.violate("I1", "%s was released, the only guard of the address of the living container %d", f.path, o.n)
+	}
+	if f.seq > r.listed {
+		w.violate("I7", "%s was released, though it came after the listing that it was judged by", f.path)
+	}
+	if duties.Silence && r.unheard != 0 {
+		w.violate("I5", "%s was released on a pass where witnesses %04b had not testified wholly since the listing", f.path, r.unheard)
+	}
+	if !duties.Journals {
+		return
+	}
+	switch {
+	case f.foreign:
+		w.violate("I5", "%s was released, which a person wrote", f.path)
+	case f.held:
+		w.violate("I3", "%s was released again after an undo in the same boot", f.path)
+	case w.ledger.holds[f.addr]:
+		w.violate("I3", "%s was released, though a person holds it", f.path)
+	}
+	if n := w.kernelHolder(f.addr); n != nil && n.c == f.c {
+		w.violate("I8", "%s was released while the namespace of its own container %d still holds it", f.path, f.c.n)
+	}
+	if o := r.outer; o != nil && o.asks > 0 {
+		w.violate("I9", "%s was released by a second process while the first was in its sweep", f.path)
+	}
+}
+
+// ward returns a living container that has f's address and no reservation of its own for
+// it, and of which some witness can say so: f is the only thing that keeps the address from
+// being given out again.
+func (w *World) ward(f *file) *container {
+	o := w.holder(f.addr, f.c)
+	if o == nil || o.adding || f.c != nil && o.id == f.c.id {
+		return nil
+	}
+	for _, g := range w.ledger.files {
+		if g.c == o && g.addr == f.addr {
+			return nil
+		}
+	}
+	if o.kind == plain || o.kind == noproc || o.listed && o.ready {
+		return o
+	}
+	return nil
+}
+
+// finish checks a command that has ended, or was killed.
+func (w *World) finish(r *run, rep Report, alive bool) {
+	w.observe(r)
+	duties := w.subject.Duties()
+	if w.fail != nil || !duties.Journals {
+		return
+	}
+	if len(r.removed) > 0 {
+		w.checkJournalled(r)
+	}
+	if !alive || r.dirty || w.faults || rep.Refused != nil {
+		return
+	}
+	w.checkWhole(r)
+	if r.cmd.Verb == Undo {
+		w.checkUndo(rep)
+	}
+}
+
+// checkWhole is I8: what went, went with all of its attachment.
+func (w *World) checkWhole(r *run) {
+	for _, f := range r.removed {
+		if f.c == nil || len(f.content) == 0 {
+			continue
+		}
+		dir, others := filepath.Dir(f.path), false
+		for _, g := range w.ledger.files {
+			if g.c != nil && g.c.id == f.c.id {
+				others = true
+				if filepath.Dir(g.path) == dir && g.c == f.c && len(g.content) > 0 {
+					w.violate("I8", "%s was released and %s of the same attachment was not", f.path, g.path)
+				}
+			}
+		}
+		for i := range w.nets {
+			p := cachePath(filepath.Base(dir), f.c.id, ifName(i))
+			if _, err := w.disk.Lstat(p); err == nil && !others && f.c.nets == 1<<i {
+				w.violate("I8", "%s was released, and its cache file stays: %s", f.path, p)
+			}
+		}
+	}
+}
+
+// checkUndo is the second half of I3: an undo works while the slot is free.
+func (w *World) checkUndo(rep Report) {
+	free := 0
+	for _, n := range w.nets {
+		if n.stuck || n.lock != nil {
+			return // nor can it be had
+		}
+	}
+	for _, f := range w.ledger.moved {
+		if f.boot != w.bootN {
+			continue
+		}
+		if w.taken(f) {
+			return // --last may have meant this one
+		}
+		free++
+	}
+	if free > 0 && len(rep.Undone) == 0 {
+		w.violate("I3", "undo put nothing back, though %d releases of this boot have a free slot", free)
+	}
+	for _, p := range rep.Undone {
+		if w.ledger.files[p] == nil {
+			w.violate("I3", "undo says that %s is back, and it is not", p)
+		}
+	}
+}
+
+// taken reports whether f could not be put back: its address is reserved again, or its
+// directory is gone.
+func (w *World) taken(f *file) bool {
+	if w.ledger.files[f.path] != nil {
+		return true
+	}
+	_, err := w.disk.Lstat(filepath.Dir(f.path))
+	return err != nil
+}
+
+// rebase takes the disk as the power left it for what upstream left there: what was not
+// fsynced may be gone, or back.
+func (w *World) rebase() {
+	w.ledger.files = map[string]*file{}
+	for _, dir := range w.ledger.dirs {
+		for _, name := range w.names(dir) {
+			if _, err := netip.ParseAddr(name); err != nil {
+				continue
+			}
+			p := filepath.Join(dir, name)
+			content, err := w.disk.ReadFile(p)
+			if err != nil {
+				continue
+			}
+			f := w.ledger.add(w, p, w.ownerOf(content), content)
+			// What is torn in the middle is nobody's ID: kept and reported, as what a person wrote.
+			f.foreign = claim.ParseOwner(content).Shape == claim.ShapeForeign
+			// A release that did not reach the disk was none.
+			w.ledger.moved = slices.DeleteFunc(w.ledger.moved, func(m *file) bool { return m.path == p && bytes.Equal(m.content, content) })
+		}
+	}
+}
+
+func (w *World) ownerOf(content []byte) *container {
+	id, _, _ := strings.Cut(string(content), "\r\n")
+	for _, c := range slices.Backward(w.all) {
+		if c.id == id {
+			return c
+		}
+	}
+	return nil
+}
