@@ -67,6 +67,7 @@ type Settled struct {
 	ReleaseID string `json:"releaseID"`
 	Path      string `json:"path"`
 	Outcome   string `json:"outcome"`
+	Steps     []Step `json:"steps,omitempty"`
 }
 
 // Explanation is what `holdfast explain` says of what matches its argument.

@@ -70,6 +70,7 @@ func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
 		facts, err = b.n.state.ObserveBoot(id.Value)
 		if err != nil {
 			t.Detail = err.Error()
+			b.n.trouble.add("no boot counts as over: " + t.Detail)
 		}
 		if facts.Current == "" {
 			facts = claim.BootFacts{Current: id.Value}
@@ -89,6 +90,7 @@ func (m memory) Load() (verdict.Memory, error) {
 	var corrupt *state.CorruptError
 	if errors.As(err, &corrupt) && corrupt.Kept != "" {
 		// Moved aside: every grace begins anew, which is safe.
+		m.n.trouble.add("what was seen before is lost, so every grace begins anew: " + err.Error())
 		return nil, nil
 	}
 	return list, err

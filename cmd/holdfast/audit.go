@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -48,7 +49,7 @@ a later look can count as the second sighting; --no-record leaves that out.`,
 			}
 			defer n.Close()
 			a.warn(n)
-			au, err := n.look(cmd.Context())
+			au, err := a.look(cmd.Context(), n)
 			if err != nil {
 				return err
 			}
@@ -101,6 +102,15 @@ func unlisted(au *sweep.Audit) []string {
 		}
 	}
 	return out
+}
+
+// look is a look, and says what it could do without.
+func (a *app) look(ctx context.Context, n *node) (*sweep.Audit, error) {
+	au, err := n.look(ctx)
+	for _, w := range n.trouble.take() {
+		a.say("warning: %s", w)
+	}
+	return au, err
 }
 
 // sayUnheld says that nobody knows what a person wanted kept.

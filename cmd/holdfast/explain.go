@@ -65,7 +65,7 @@ the same code and without asking anybody.`,
 				}
 				defer n.Close()
 				a.warn(n)
-				if au, err = n.look(cmd.Context()); err != nil {
+				if au, err = a.look(cmd.Context(), n); err != nil {
 					return err
 				}
 				a.sayUnheld(au)

@@ -108,20 +108,14 @@ func (r *sweepRun) retain() {
 	if r.dryRun || r.n.journal == nil {
 		return
 	}
-	dropped, err := r.n.journal.Compact(journal.Policy{}, r.n.clock.Now())
-	if err != nil {
+	if _, err := r.n.journal.Compact(journal.Policy{Discard: r.n.engine.Vault.Discard}, r.n.clock.Now()); err != nil {
 		r.a.say("the journal could not be shortened: %v", err)
-	}
-	for _, id := range dropped {
-		if err := r.n.engine.Vault.Discard(id); err != nil {
-			r.a.say("quarantine: %v", err)
-		}
 	}
 }
 
 // look lists, asks and judges, and remembers it.
 func (r *sweepRun) look(ctx context.Context) error {
-	au, err := r.n.look(ctx)
+	au, err := r.a.look(ctx, r.n)
 	if err != nil {
 		return err
 	}
@@ -457,7 +451,7 @@ func (r *sweepRun) document() *api.Sweep {
 		}
 	}
 	for _, s := range r.settled {
-		d.Settled = append(d.Settled, api.Settled{ReleaseID: s.ID, Path: s.Release.Path, Outcome: s.Outcome})
+		d.Settled = append(d.Settled, api.Settled{ReleaseID: s.ID, Path: s.Release.Path, Outcome: s.Outcome, Steps: stepsOf(s.Steps)})
 	}
 	return d
 }
@@ -574,6 +568,13 @@ func (r *sweepRun) complain(d *api.Sweep) {
 		for _, s := range rel.Steps {
 			if s.State == "failed" {
 				a.say("%s: %s %s failed, which does not keep the address: %s", rel.Path, s.Step, s.Object, s.Detail)
+			}
+		}
+	}
+	for _, s := range d.Settled {
+		for _, st := range s.Steps {
+			if st.State == journal.StepFailed {
+				a.say("%s: settled, but %s %s failed: %s", s.Path, st.Step, st.Object, st.Detail)
 			}
 		}
 	}

@@ -44,6 +44,35 @@ type node struct {
 	locked     map[string]bool // data directories whose reaper lock is held
 	clock      *boot.Clock
 	warnings   []string
+	trouble    trouble
+}
+
+// trouble is what a look met that it can do without, in the order met, each once.
+type trouble struct {
+	mu   sync.Mutex
+	said map[string]bool
+	news []string
+}
+
+func (t *trouble) add(text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.said == nil {
+		t.said = map[string]bool{}
+	}
+	if !t.said[text] {
+		t.said[text] = true
+		t.news = append(t.news, text)
+	}
+}
+
+// take returns what came since the last time.
+func (t *trouble) take() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	news := t.news
+	t.news = nil
+	return news
 }
 
 // access says what a command is going to do.

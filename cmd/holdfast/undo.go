@@ -83,7 +83,8 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 		return err
 	}
 	defer n.Close()
-	if _, err := n.settle(ctx); err != nil {
+	settled, err := n.settle(ctx)
+	if err != nil {
 		a.say("%v", err)
 	}
 	recs, _, err := n.engine.Journal.Load()
@@ -91,10 +92,15 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 		return err
 	}
 	entries := journal.Replay(recs)
+	// What a crash interrupted is done by now: it is told of, and not asked for again.
+	done, doneIDs := finished(entries, settled)
 	ids := expandSweeps(entries, q.ids, n.clock.Now().Boot)
-	if q.last || q.since {
+	ids = slices.DeleteFunc(ids, func(id string) bool { return doneIDs[id] })
+	if q.last && len(done) > 0 {
+		ids = nil
+	} else if q.last || q.since {
 		ids = chooseUndo(entries, n.clock.Now().Boot, q.from, q.last)
-		if len(ids) == 0 {
+		if len(ids)+len(done) == 0 {
 			return fmt.Errorf("nothing to undo: %s holds no release of this boot that fits", n.quarantine.Dir)
 		}
 	}
@@ -108,6 +114,7 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 		}
 	}
 	undone, err := n.engine.Undo(ctx, ids)
+	undone = append(done, undone...)
 	if err != nil && len(undone) == 0 {
 		return err
 	}
@@ -144,6 +151,25 @@ func (n *node) settle(ctx context.Context) ([]sweep.Settled, error) {
 	return n.engine.Settle(ctx, func(store string) bool { return own[store] })
 }
 
+// finished are the undos that an earlier run left half way and settling put back, and the
+// IDs that stand for them alone: their own, and their sweep's.
+func finished(entries []journal.Entry, settled []sweep.Settled) (done []sweep.Undone, ids map[string]bool) {
+	ids = map[string]bool{}
+	for _, s := range settled {
+		if s.Outcome != journal.UndoRestored {
+			continue
+		}
+		done = append(done, sweep.Undone{ID: s.ID, Release: s.Release, Outcome: s.Outcome, Steps: s.Steps})
+		ids[s.ID] = true
+		for _, e := range entries {
+			if e.ID == s.ID {
+				ids[e.Sweep] = true // one with releases left to undo was replaced by them
+			}
+		}
+	}
+	return done, ids
+}
+
 // lockStore takes the reaper locks of a store and of its data directory.
 func (n *node) lockStore(dir string) error {
 	if err := n.lockDir(filepath.Dir(dir)); err != nil {
@@ -167,7 +193,8 @@ func undoDocument(undone []sweep.Undone) (doc *api.Undo, whole bool) {
 		if u.Err != nil {
 			d.Error = u.Err.Error()
 		}
-		whole = whole && u.Outcome == journal.UndoRestored
+		failed := slices.ContainsFunc(u.Steps, func(s journal.StepResult) bool { return s.State == journal.StepFailed })
+		whole = whole && u.Outcome == journal.UndoRestored && u.Err == nil && !failed
 		doc.Undone = append(doc.Undone, d)
 	}
 	return doc, whole
@@ -181,6 +208,9 @@ func undoText(w io.Writer, doc *api.Undo) {
 		}
 		if u.Outcome == journal.UndoRestored {
 			fmt.Fprintf(w, "%s is back and held (release %s)\n", what, u.ReleaseID)
+			if u.Error != "" {
+				fmt.Fprintf(w, "  %s\n", report.Clean(u.Error))
+			}
 		} else {
 			fmt.Fprintf(w, "%s is not back: %s\n", what, report.Clean(u.Error))
 		}

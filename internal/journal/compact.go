@@ -34,6 +34,12 @@ type Policy struct {
 	// rewrites the file for one old record. It does not hold once the file passes
 	// MaxBytes. Default 1 MiB.
 	MinGain int64
+	// Discard, if not nil, removes what the quarantine holds of a release that is
+	// dropped; nothing there is no error. It is called for each when the new file is
+	// written, and before it replaces the old one: a crash in between leaves records of
+	// what can be undone no more, which the next compaction drops, and never a
+	// quarantined file that no record names. An error ends the compaction.
+	Discard func(releaseID string) error
 }
 
 func (p Policy) withDefaults() Policy {
@@ -104,16 +110,14 @@ func plan(list []extent, p Policy, now claim.Instant) []string {
 }
 
 // Compact rewrites the journal without releases that nothing needs any more and
-// returns their IDs, so that the caller can discard what the quarantine still holds
-// of them. It keeps every unsettled release, and every one that can still be undone
+// returns their IDs. It keeps every unsettled release, and every one that can still be undone
 // in the present boot (up to MaxKept). Nothing to drop: nothing is written.
 //
 // Damaged stretches are not copied, but the old file is then kept beside the new one
 // as journal.damaged-<time>, the latest 4 of them.
 //
 // The new file replaces the old one by rename, after an fsync. A crash leaves one or
-// the other, whole. If the process dies between Compact and the caller's discarding,
-// quarantined files stay behind that no record names. An error before the rename
+// the other, whole. An error before the rename
 // leaves the journal as it was; one after it (the sync of the directory) leaves the
 // new one, and Append syncs the directory first.
 func (j *Journal) Compact(p Policy, now claim.Instant) ([]string, error) {
@@ -160,6 +164,16 @@ func (j *Journal) compact(p Policy, now claim.Instant) ([]string, error) {
 			return err
 		})
 		return err
+	}, func() error {
+		if p.Discard == nil {
+			return nil
+		}
+		for _, id := range ids {
+			if err := p.Discard(id); err != nil {
+				return err
+			}
+		}
+		return nil
 	}); err != nil {
 		return nil, err
 	}
@@ -188,9 +202,9 @@ func (j *Journal) extents() ([]extent, []Damage, error) {
 	return list, damages, err
 }
 
-// replace writes a new file and makes it the journal. On return without an error
+// replace writes a new file, calls before, and makes it the journal. On return without an error
 // j.f is the new file and its name is not known to be durable yet.
-func (j *Journal) replace(fill func(io.Writer) error) (err error) {
+func (j *Journal) replace(fill func(io.Writer) error, before func() error) (err error) {
 	temp := filepath.Join(j.dir, tempName)
 	// What an earlier crash left; ours alone, since writers are serialised.
 	if err := j.fs.Unlinkat(unix.AT_FDCWD, temp, 0); err != nil && err != unix.ENOENT {
@@ -224,6 +238,9 @@ func (j *Journal) replace(fill func(io.Writer) error) (err error) {
 	}
 	st, err := f.Stat()
 	if err != nil {
+		return err
+	}
+	if err := before(); err != nil {
 		return err
 	}
 	if err := j.fs.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, j.path, 0); err != nil {

@@ -115,6 +115,36 @@ func TestCompactDoesNothingForLittle(t *testing.T) {
 	}
 }
 
+// What is dropped is discarded when the new file is written and before it counts: with an
+// error, or a crash, the old one still names it.
+func TestCompactDiscards(t *testing.T) {
+	dir := t.TempDir()
+	j := mustOpen(t, dir)
+	mustAppend(t, j, intent(1), outcome(1, OutcomeReleased), intent(2))
+	later := at("b2", 365*86400)
+	no := errors.New("no")
+	if dropped, err := j.Compact(Policy{MinGain: 1, Discard: func(string) error { return no }}, later); !errors.Is(err, no) || dropped != nil {
+		t.Fatal(dropped, err)
+	}
+	recs, _ := mustLoad(t, j)
+	sameRecords(t, []Record{intent(1), outcome(1, OutcomeReleased), intent(2)}, recs)
+	var ids []string
+	discard := func(id string) error {
+		ids = append(ids, id)
+		now, err := os.ReadFile(filepath.Join(dir, FileName))
+		if err != nil || !strings.Contains(string(now), id) {
+			t.Errorf("the journal names %s no more when it is discarded (%v)", id, err)
+		}
+		return nil
+	}
+	dropped, err := j.Compact(Policy{MinGain: 1, Discard: discard}, later)
+	if want := []string{BatchID(sweepID, 1)}; err != nil || !slices.Equal(dropped, want) || !slices.Equal(ids, want) {
+		t.Fatal(dropped, ids, err)
+	}
+	recs, _ = mustLoad(t, j)
+	sameRecords(t, []Record{intent(2)}, recs)
+}
+
 // Case L10: a node that leaks for weeks within one boot must not fill its journal.
 func TestCompactMaxKept(t *testing.T) {
 	j := mustOpen(t, t.TempDir())

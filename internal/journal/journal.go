@@ -133,7 +133,7 @@ func (j *Journal) openForAppending() error {
 		if err := j.replace(func(w io.Writer) error {
 			_, err := w.Write(headerLine())
 			return err
-		}); err != nil {
+		}, func() error { return nil }); err != nil {
 			return err
 		}
 		return j.durableName()

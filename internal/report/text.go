@@ -285,8 +285,6 @@ func Complaints(v api.Vantage, witnesses []api.Witness, notes []api.Note) []stri
 	for _, w := range witnesses {
 		if w.Required && w.State != "complete" {
 			out = append(out, fmt.Sprintf("witness %s is silent: %s. What it could speak for is kept.", Clean(w.Name), Clean(w.Detail)))
-		} else if w.Name == claim.WitnessBoot && w.Detail != "" {
-			out = append(out, fmt.Sprintf("witness %s: %s. No boot counts as over.", Clean(w.Name), Clean(w.Detail)))
 		}
 	}
 	const most = 10

@@ -204,6 +204,11 @@ func TestUndoKilledAnywhere(t *testing.T) {
 				t.Fatalf("%s: %s is there: %v, undoable: %v", when, path, exists(path), inQ)
 			}
 		}
+		for _, en := range n.entries() {
+			if c := en.Release.Cache; c != nil && en.State == journal.StateUndone && !exists(c.Path) {
+				t.Fatalf("%s: %s is back without its cache entry", when, en.Release.Addr)
+			}
+		}
 		if !dead {
 			if nth < 12 {
 				t.Errorf("only %d moments", nth)

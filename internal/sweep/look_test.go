@@ -129,6 +129,34 @@ func TestUnremembered(t *testing.T) {
 	}
 }
 
+// What is remembered already is not written again, unless something may go: then a disk
+// that takes nothing more must be noticed before.
+func TestWrittenWhenNew(t *testing.T) {
+	full := errors.New("disk full")
+	for _, tt := range []struct {
+		name  string
+		then  func(n *node)
+		write bool
+	}{
+		{"nothing new", func(n *node) { n.wait(time.Second) }, false},
+		{"new", func(n *node) { n.reserve("pods", "10.1.0.3", id(2), "eth0") }, true},
+		{"alive", func(n *node) { n.live[id(1)] = true }, true},
+		{"may go", func(n *node) { n.wait(2 * orphanGrace) }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(t)
+			n.reserve("pods", "10.1.0.2", id(1), "eth0")
+			e := n.engine()
+			n.look(e)
+			tt.then(n)
+			n.saveErr = full
+			if a := n.look(e); errors.Is(a.Unremembered, full) != tt.write {
+				t.Errorf("unremembered: %v, want it written: %t", a.Unremembered, tt.write)
+			}
+		})
+	}
+}
+
 // A sighting counts for the incarnation that was seen and for nothing else (F11).
 func TestSightingOfAnotherFile(t *testing.T) {
 	n := newNode(t)

@@ -19,6 +19,7 @@ type Settled struct {
 	ID      string
 	Release *journal.Release
 	Outcome string
+	Steps   []journal.StepResult
 }
 
 // Settle brings every release and undo that a crash left open to an end (I4). The
@@ -59,7 +60,7 @@ func (e *Engine) Settle(ctx context.Context, owns func(store string) bool) ([]Se
 			continue
 		}
 		out = append(out, rec)
-		done = append(done, Settled{ID: en.ID, Release: en.Release, Outcome: rec.Outcome})
+		done = append(done, Settled{ID: en.ID, Release: en.Release, Outcome: rec.Outcome, Steps: rec.Steps})
 	}
 	if len(out) > 0 {
 		if err := e.Journal.Append(out...); err != nil {
@@ -108,16 +109,18 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 			return rec, err
 		}
 		rec.Outcome = journal.UndoRestored
-		if !quarantined {
-			return rec, nil
+		if quarantined {
+			// A copy may stand in the store already; Restore knows its own.
+			taken, err := e.Vault.Restore(ctx, m)
+			if taken {
+				rec.Outcome = journal.UndoTaken
+				return rec, e.Holds.Unhold(holdOf(en))
+			}
+			if err != nil {
+				return rec, err
+			}
 		}
-		// A copy may stand in the store already; Restore knows its own.
-		taken, err := e.Vault.Restore(ctx, m)
-		if taken {
-			rec.Outcome = journal.UndoTaken
-			err = e.Holds.Unhold(holdOf(en))
-		}
-		return rec, err
+		return rec, e.cacheBack(&rec, en)
 	case quarantined && !origin:
 		rec.Outcome = journal.OutcomeReleased
 	case origin:
@@ -125,20 +128,39 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 	default:
 		rec.Outcome = journal.OutcomeGone
 	}
-	if origin && quarantined {
+	if origin {
+		// The copy that was not followed by an unlink, or a part of one.
 		if err := e.Vault.Discard(en.ID); err != nil {
 			return rec, err
 		}
-	}
-	// An address that stays keeps its cache file, which may be gone already.
-	if c := en.Release.Cache; origin && c != nil {
-		step := journal.StepResult{Step: "cache-back", Object: c.Path, State: journal.StepDone}
-		if err := e.Sides.Restore(c.Path, c.Content); err != nil {
-			step.State, step.Detail = journal.StepFailed, err.Error()
-		}
-		rec.Steps = append(rec.Steps, step)
+		// An address that stays keeps its cache file, which may be gone already.
+		return rec, e.cacheBack(&rec, en)
 	}
 	return rec, nil
+}
+
+// cacheBack writes the cache file of an address that stands in its store, if it went
+// along. An error is worth another try.
+func (e *Engine) cacheBack(rec *journal.Record, en journal.Entry) error {
+	c := en.Release.Cache
+	if c == nil {
+		return nil
+	}
+	step := journal.StepResult{Step: "cache-back", Object: c.Path, State: journal.StepDone}
+	if err := e.Sides.Restore(c.Path, c.Content); err != nil {
+		if again(err) {
+			return err
+		}
+		step.State, step.Detail = journal.StepFailed, err.Error()
+	}
+	rec.Steps = append(rec.Steps, step)
+	return nil
+}
+
+// again reports whether writing a cache file may come out otherwise another time: not when
+// another is there, or its directory is not.
+func again(err error) bool {
+	return !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist)
 }
 
 // cacheGone reports whether a cache file that was released by itself went.
@@ -237,6 +259,10 @@ func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
 			step.State, step.Detail = journal.StepFailed, err.Error()
 			if en.Release.Kind == claim.KindCache {
 				u.Outcome, u.Err = journal.UndoFailed, err
+			} else if again(err) {
+				u.Steps = append(u.Steps, step)
+				u.Err = errors.Join(u.Err, fmt.Errorf("its cache file is not back, and the next run tries once more: %w", err))
+				return u, nil
 			}
 		}
 		u.Steps = append(u.Steps, step)
@@ -262,9 +288,18 @@ func (e *Engine) restore(u *Undone, en journal.Entry) {
 		u.Outcome, u.Err = journal.UndoFailed, fmt.Errorf("no hold could be written, so the next sweep would release it again: %w", err)
 		return
 	}
+	m := Move{ReleaseID: en.ID, Path: r.Path, Inc: r.Inc}
 	taken, err := false, failpoint.At(failpoint.UndoHeld)
 	if err == nil {
-		taken, err = e.Vault.Restore(context.Background(), Move{ReleaseID: en.ID, Path: r.Path, Inc: r.Inc})
+		taken, err = e.Vault.Restore(context.Background(), m)
+	}
+	if err != nil && !taken && !errors.Is(err, fs.ErrNotExist) {
+		// It may be back all the same, such as when an fsync failed after the move: then
+		// the hold stays, and it is not called what it is not.
+		if _, quarantined, lookErr := e.Vault.Place(m); lookErr == nil && !quarantined {
+			u.Outcome, u.Err = journal.UndoRestored, fmt.Errorf("back, but it may not survive a power loss: %w", err)
+			return
+		}
 	}
 	switch {
 	case taken:
@@ -289,7 +324,9 @@ func (e *Engine) notUndoable(en journal.Entry) string {
 		return "its record is damaged"
 	case en.State == journal.StateUndone:
 		return "it is undone already"
-	case en.State != journal.StateReleased && en.State != journal.StateUndoOpen:
+	case en.State == journal.StateUndoOpen:
+		return "an earlier undo of it could not be brought to an end; try again"
+	case en.State != journal.StateReleased:
 		return "it was not released (" + string(en.State) + ")"
 	case !en.Undoable(now.Boot):
 		return "it was released in an earlier boot; the Pod it belonged to is gone for good"

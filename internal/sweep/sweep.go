@@ -196,7 +196,8 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 }
 
 // Remember saves the sightings of a look, so that a later one counts as the second. owns
-// says for which stores this process may: those of others stay as they were.
+// says for which stores this process may: those of others stay as they were. What is
+// remembered already is not written again.
 func (e *Engine) Remember(a *Audit, owns func(store string) bool) {
 	if a.Unremembered != nil {
 		return
@@ -223,6 +224,12 @@ func (e *Engine) Remember(a *Audit, owns func(store string) bool) {
 		}
 	}
 	a.Judgement.Memory = keep.With()
+	// Nothing new was seen, which is usual: the same would be written again, and the disk
+	// waited for. Not so where something may go: that this can be written is asked for
+	// before a release.
+	if slices.Equal(keep, a.Case.Memory) && !slices.ContainsFunc(a.Judgement.Findings, func(f verdict.Finding) bool { return f.Releasable }) {
+		return
+	}
 	a.Unremembered = e.Memory.Save(a.Judgement.Memory)
 }
 

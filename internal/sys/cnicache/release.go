@@ -2,9 +2,10 @@ package cnicache
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -184,25 +185,25 @@ func restoreTmpfile(dir directory, name string, content []byte) error {
 // restoreTemp uses a named file of its own and a hard link, which unlike a rename
 // does not replace.
 func restoreTemp(dir directory, name string, content []byte) error {
-	for i := range 100 {
-		temp := tempPrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.Itoa(i)
-		f, err := fsys.Open(dir.fs, dir.fd, temp, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW, 0o600)
-		if err == unix.EEXIST {
-			continue
-		}
-		if err != nil {
-			return os.NewSyscallError("openat", err)
-		}
-		err = fill(f, content)
-		if err == nil {
-			err = os.NewSyscallError("linkat", dir.fs.Linkat(dir.fd, temp, dir.fd, name, 0))
-		}
-		if err == nil {
-			err = failpoint.At(failpoint.CacheRestoreTemp)
-		}
-		return errors.Join(err, f.Close(), os.NewSyscallError("unlinkat", dir.fs.Unlinkat(dir.fd, temp, 0)))
+	// One name for each entry, so that the next try takes away what a crash left. No two
+	// try at a time: whoever puts an address back has the reaper lock of its store.
+	sum := sha256.Sum256([]byte(name))
+	temp := tempPrefix + hex.EncodeToString(sum[:16])
+	if err := dir.fs.Unlinkat(dir.fd, temp, 0); err != nil && err != unix.ENOENT {
+		return os.NewSyscallError("unlinkat", err)
 	}
-	return fs.ErrExist
+	f, err := fsys.Open(dir.fs, dir.fd, temp, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return os.NewSyscallError("openat", err)
+	}
+	err = fill(f, content)
+	if err == nil {
+		err = os.NewSyscallError("linkat", dir.fs.Linkat(dir.fd, temp, dir.fd, name, 0))
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.CacheRestoreTemp)
+	}
+	return errors.Join(err, f.Close(), os.NewSyscallError("unlinkat", dir.fs.Unlinkat(dir.fd, temp, 0)))
 }
 
 func fill(f *fsys.File, content []byte) error {

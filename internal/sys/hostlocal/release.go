@@ -374,7 +374,10 @@ func (r *releaseRun) copyTo(id string, src int, content []byte) error {
 	if err := r.fs.moveNoReplace(r.qfd, tmp, r.qfd, id); err != nil {
 		return err
 	}
-	return failpoint.At(failpoint.ReleaseCopyPlaced)
+	if err := failpoint.At(failpoint.ReleaseCopyPlaced); err != nil {
+		return errors.Join(err, r.fs.unlinkIfThere(r.qfd, id))
+	}
+	return nil
 }
 
 // unlink removes one original whose copy is in place. It never stops the batch.
