@@ -70,8 +70,14 @@ func (f files) openDir(path string, nofollow bool) (int, error) {
 // what was opened is looked at again by fstat, since the name can be replaced in
 // between. Reading changes neither ctime nor the incarnation.
 func (f files) readReservation(dirfd int, name string, buf []byte) ([]byte, claim.Incarnation, error) {
+	return f.readStamped(dirfd, name, buf, nil)
+}
+
+// readStamped is readReservation that also reads the stamp, if stamp is not nil. A stamp
+// that cannot be read is none: it would only prove something.
+func (f files) readStamped(dirfd int, name string, buf []byte, stamp **claim.Stamp) ([]byte, claim.Incarnation, error) {
 	for range 3 {
-		content, inc, err := f.readOnce(dirfd, name, buf)
+		content, inc, err := f.readOnce(dirfd, name, buf, stamp)
 		if err != errUnsteady {
 			return content, inc, err
 		}
@@ -79,13 +85,17 @@ func (f files) readReservation(dirfd int, name string, buf []byte) ([]byte, clai
 	return nil, claim.Incarnation{}, errUnsteady
 }
 
-func (f files) readOnce(dirfd int, name string, buf []byte) ([]byte, claim.Incarnation, error) {
+func (f files) readOnce(dirfd int, name string, buf []byte, stamp **claim.Stamp) ([]byte, claim.Incarnation, error) {
 	fd, err := f.openReservation(dirfd, name)
 	if err != nil {
 		return nil, claim.Incarnation{}, err
 	}
 	defer f.Close(fd)
-	return f.readFD(fd, buf)
+	content, inc, err := f.readFD(fd, buf)
+	if err == nil && stamp != nil {
+		*stamp, _ = f.stamp(fd, inc.Sum)
+	}
+	return content, inc, err
 }
 
 func (f files) openReservation(dirfd int, name string) (int, error) {

@@ -135,6 +135,7 @@ type listing struct {
 	notes   []claim.Note
 	more    int // notes left out
 	own     bool
+	stamped bool // our own IPAM has worked here
 }
 
 func (l *listing) close() {
@@ -233,6 +234,9 @@ func (l *listing) names() ([]entry, error) {
 		switch kind {
 		case nameOwn:
 			l.own = true
+			if !l.stamped && strings.HasPrefix(name, lastPrefix) {
+				l.stamped = l.fs.hasStamp(l.fd, name)
+			}
 			if mode != 0 && mode != unix.S_IFREG {
 				l.note(name, fmt.Sprintf("is %s; host-local keeps a regular file there", typeWord(mode)))
 			}
@@ -291,7 +295,11 @@ func (l *listing) openSome(ctx context.Context, fd int, entries []entry, res []c
 			r.Problem = (&notRegularError{e.mode}).Error()
 			continue
 		}
-		content, inc, err := l.readEntry(fd, e, prefix, buf)
+		var stamp **claim.Stamp
+		if l.stamped {
+			stamp = &r.Stamp
+		}
+		content, inc, err := l.readEntry(fd, e, prefix, buf, stamp)
 		switch {
 		case err == nil:
 			r.Owner, r.Inc = owners.parse(content), inc
@@ -304,7 +312,7 @@ func (l *listing) openSome(ctx context.Context, fd int, entries []entry, res []c
 	return cut
 }
 
-func (l *listing) readEntry(fd int, e *entry, prefix int, buf []byte) ([]byte, claim.Incarnation, error) {
+func (l *listing) readEntry(fd int, e *entry, prefix int, buf []byte, stamp **claim.Stamp) ([]byte, claim.Incarnation, error) {
 	name := e.path[prefix:]
 	if e.mode == 0 {
 		// Without d_type, look before opening: opening a device may do something.
@@ -319,7 +327,7 @@ func (l *listing) readEntry(fd int, e *entry, prefix int, buf []byte) ([]byte, c
 			return nil, incarnationOf(&st), &notRegularError{st.Mode}
 		}
 	}
-	return l.fs.readReservation(fd, name, buf)
+	return l.fs.readStamped(fd, name, buf, stamp)
 }
 
 // parentWritable answers for a network directory that does not exist yet: whether it

@@ -169,7 +169,7 @@ func TestReadEntryWithoutType(t *testing.T) {
 	l := listing{fs: kernel, store: &claim.Store{Dir: store}}
 	for name, ok := range map[string]bool{"10.0.0.2": true, "10.0.0.3": false, "10.0.0.4": false} {
 		e := entry{path: store + "/" + name}
-		if _, _, err := l.readEntry(fd, &e, len(store)+1, make([]byte, maxContent+1)); (err == nil) != ok {
+		if _, _, err := l.readEntry(fd, &e, len(store)+1, make([]byte, maxContent+1), nil); (err == nil) != ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

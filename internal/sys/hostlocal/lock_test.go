@@ -192,7 +192,7 @@ func TestLockFile(t *testing.T) {
 				return
 			}
 			h.release()
-			if fi, err := os.Lstat(path); err != nil || fi.Mode() != 0o600 {
+			if fi, err := os.Lstat(path); err != nil || fi.Mode() != 0o750 {
 				t.Errorf("%v %v", fi, err)
 			}
 		})

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
-	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 // StampAttr is the extended attribute in which a reservation of our own IPAM says when,
@@ -67,11 +66,24 @@ func isBootID(s string) bool {
 	return true
 }
 
-// readStamp reads the stamp of an open reservation. Nil without an error: it has none
+// hasStamp reports whether a last_reserved_ip.N is one that our own IPAM wrote, which
+// marks a directory in which reservations may have stamps; elsewhere nobody looks for one in
+// each file.
+func (f files) hasStamp(dirfd int, name string) bool {
+	fd, err := f.openReservation(dirfd, name)
+	if err != nil {
+		return false
+	}
+	defer f.Close(fd)
+	n, err := f.Fgetxattr(fd, StampAttr, make([]byte, maxStamp))
+	return err == nil && n > 0
+}
+
+// stamp reads the stamp of an open reservation. Nil without an error: it has none
 // that counts. An error is the file system's, and says nothing of the reservation.
-func readStamp(fs fsys.FS, fd int, contentSum string) (*claim.Stamp, error) {
-	var buf [maxStamp]byte
-	n, err := fs.Fgetxattr(fd, StampAttr, buf[:])
+func (f files) stamp(fd int, contentSum string) (*claim.Stamp, error) {
+	buf := make([]byte, maxStamp)
+	n, err := f.Fgetxattr(fd, StampAttr, buf)
 	switch err {
 	case nil:
 	case unix.ENODATA, unix.EOPNOTSUPP, unix.ERANGE:

@@ -455,7 +455,7 @@ func (tx *Tx) look(name string, content []byte) (Held, bool, error) {
 		return Held{}, false, nil
 	}
 	h := Held{name: name, inc: inc}
-	if h.Stamp, err = readStamp(s.fs, fd, inc.Sum); err != nil {
+	if h.Stamp, err = s.fs.stamp(fd, inc.Sum); err != nil {
 		return Held{}, false, &Error{"read the stamp of", filepath.Join(s.cfg.Dir, name), err}
 	}
 	return h, true, nil
@@ -619,6 +619,8 @@ func (tx *Tx) SetLast(set int, addr netip.Addr) error {
 	if err := pwriteAll(s.fs, fd, text, 0); err != nil {
 		return fail(err)
 	}
+	// A mark that stamps are to be looked for here; see hasStamp.
+	_ = s.fs.Fsetxattr(fd, StampAttr, []byte(stampVersion), 0)
 	// Cut after writing: host-local reads an empty one as "no such address".
 	if err := s.fs.Ftruncate(fd, int64(len(text))); err != nil {
 		return fail(err)
