@@ -29,8 +29,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
-build: ## bin/holdfast, one static binary
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/holdfast ./cmd/holdfast
+build: ## bin/holdfast and bin/holdfast-ipam, static binaries
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/holdfast ./cmd/holdfast-ipam
 
 .PHONY: check
 check: ## gofmt, vet, lint and the unit tests; no root, under two minutes

@@ -14,12 +14,12 @@ import (
 	"runtime/debug"
 
 	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/version"
+	cniversion "github.com/containernetworking/cni/pkg/version"
 )
 
 // Set by the linker.
 var (
-	buildVersion = "v0.0.0-dev"
+	version = "v0.0.0-dev"
 	commit       = "unknown"
 )
 
@@ -33,5 +33,5 @@ func main() {
 		Check:  cmdCheck,
 		GC:     cmdGC,
 		Status: cmdStatus,
-	}, version.All, "CNI holdfast-ipam plugin "+buildVersion+" ("+commit+")")
+	}, cniversion.All, "CNI holdfast-ipam plugin "+version+" ("+commit+")")
 }
