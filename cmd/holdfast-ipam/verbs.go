@@ -15,7 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
+	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 )
@@ -129,7 +129,7 @@ func previous(stdin []byte) (*current.Result, error) {
 	if conf.RawPrevResult == nil {
 		return nil, nil
 	}
-	if err := version.ParsePrevResult(&conf); err != nil {
+	if err := cniversion.ParsePrevResult(&conf); err != nil {
 		return nil, fmt.Errorf("could not parse prevResult: %w", err)
 	}
 	return current.NewResultFromResult(conf.PrevResult)
