@@ -57,16 +57,18 @@ type Evidence = verdict.Case
 
 // Policy is what the operator chose.
 type Policy struct {
-	Witnesses    []string `json:"witnesses"`
-	CRINone      bool     `json:"criNone,omitempty"`
-	Grace        string   `json:"grace"`
-	OrphanGrace  string   `json:"orphanGrace"`
-	Orphans      bool     `json:"orphans,omitempty"`
-	Foreign      bool     `json:"foreign,omitempty"`
-	Exclude      []string `json:"exclude,omitempty"`
-	Networks     []string `json:"networks,omitempty"`
-	MaxReleases  int      `json:"maxReleases,omitempty"`
-	ForceOverCap bool     `json:"forceOverCap,omitempty"`
+	Witnesses   []string `json:"witnesses"`
+	CRINone     bool     `json:"criNone,omitempty"`
+	Grace       string   `json:"grace"`
+	OrphanGrace string   `json:"orphanGrace"`
+	// PressureGrace is set by an emergency sweep.
+	PressureGrace string   `json:"pressureGrace,omitempty"`
+	Orphans       bool     `json:"orphans,omitempty"`
+	Foreign       bool     `json:"foreign,omitempty"`
+	Exclude       []string `json:"exclude,omitempty"`
+	Networks      []string `json:"networks,omitempty"`
+	MaxReleases   int      `json:"maxReleases,omitempty"`
+	ForceOverCap  bool     `json:"forceOverCap,omitempty"`
 }
 
 // Vantage says whether the whole node was seen; without that nothing is released.
@@ -144,6 +146,17 @@ type Resource struct {
 	Releasable bool `json:"releasable"`
 	// Holder is the container that holds the address of a Conflict, where known.
 	Holder string `json:"holder,omitempty"`
+	// Stamp is what holdfast-ipam wrote beside the reservation when it made it.
+	Stamp *Stamp `json:"stamp,omitempty"`
+}
+
+// Stamp says when, in which boot and for which network namespace a reservation was made.
+type Stamp struct {
+	BootID string `json:"bootID"`
+	// Age is absent when the reservation is of another boot.
+	Age string `json:"age,omitempty"`
+	// NetnsID is the inode of the network namespace; absent when it was not known.
+	NetnsID uint64 `json:"netnsID,omitempty"`
 }
 
 // Pod names the Pod of an attachment, for people.

@@ -94,6 +94,9 @@ func Policy(p verdict.Policy, m Meta) api.Policy {
 	if out.Witnesses == nil {
 		out.Witnesses = []string{}
 	}
+	if p.PressureGrace > 0 {
+		out.PressureGrace = p.PressureGrace.String()
+	}
 	for _, e := range p.Exclude {
 		out.Exclude = append(out.Exclude, e.String())
 	}
@@ -244,10 +247,16 @@ func Resource(f *verdict.Finding, now claim.Instant) api.Resource {
 	for _, s := range f.Says {
 		out.Says = append(out.Says, api.Say{Witness: s.Witness, Word: string(s.Word), Detail: s.About(f.Resource)})
 	}
+	if st := f.Resource.Stamp; st != nil {
+		out.Stamp = &api.Stamp{BootID: st.Boot, NetnsID: st.Netns}
+		if age, ok := now.Since(claim.Instant{Boot: st.Boot, Mono: st.Mono}); ok {
+			out.Stamp.Age = age.Round(time.Second).String()
+		}
+	}
 	return out
 }
 
-// Brief is Resource without what the witnesses said. Times are shared with f.
+// Brief is Resource without what the witnesses and the stamp said. Times are shared with f.
 func Brief(f *verdict.Finding, now claim.Instant) api.Resource {
 	r := f.Resource
 	out := api.Resource{

@@ -252,6 +252,48 @@ func TestExplain(t *testing.T) {
 	golden(t, "explain.txt", b.String())
 }
 
+// A stamp is told in plain words: age, boot, namespace; and it survives a saved document.
+func TestExplainStamp(t *testing.T) {
+	c := someCase(start, nil)
+	c.Policy.PressureGrace = 30 * time.Second
+	for i, st := range []claim.Stamp{{Boot: "boot-2", Mono: start.Mono - 90*time.Second, Netns: 4026530000}, {Boot: "boot-1"}} {
+		c.Snapshots[0].Resources[1+i].Stamp = &st
+	}
+	doc := Audit(c, verdict.Judge(c), Meta{Node: "node-1"})
+	b, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back api.Audit
+	if err := json.Unmarshal(b, &back); err != nil {
+		t.Fatal(err)
+	}
+	replayed := Audit(back.Evidence, verdict.Judge(back.Evidence), Meta{Node: "node-1"})
+	for i, r := range doc.Resources {
+		got := replayed.Resources[i]
+		if d := cmp.Diff(r.Stamp, got.Stamp); d != "" || r.Verdict != got.Verdict || r.Rule != got.Rule {
+			t.Errorf("%s was %s by %s, judged again from the saved document %s by %s; stamps (-then +now):\n%s", r.Path, r.Verdict, r.Rule, got.Verdict, got.Rule, d)
+		}
+	}
+	if doc.Policy.PressureGrace != "30s" {
+		t.Errorf("the policy says pressure grace %q", doc.Policy.PressureGrace)
+	}
+	var text strings.Builder
+	for i := range doc.Resources {
+		text.WriteString(Explain(&api.ExplainedItem{Resource: doc.Resources[i]}, doc.At))
+	}
+	harmless(t, "the text", text.String())
+	for _, want := range []string{
+		"reserved by holdfast-ipam 1m30s ago, in this boot, for network namespace net:[4026530000]\n",
+		"reserved by holdfast-ipam in boot boot-1, which is not this one\n",
+		"its stamp says reserved 1m30s ago, for a network namespace that is gone",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("nothing says %q:\n%s", want, text.String())
+		}
+	}
+}
+
 // Nothing must be missed: who was silent, what was not seen, and hostile notes are tame.
 func TestComplaints(t *testing.T) {
 	notes := []api.Note{}

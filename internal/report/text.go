@@ -298,6 +298,18 @@ func Complaints(v api.Vantage, witnesses []api.Witness, notes []api.Note) []stri
 	return slices.Clip(out)
 }
 
+// stampWords is what holdfast-ipam wrote beside a reservation, in plain words.
+func stampWords(st *api.Stamp) string {
+	text := "reserved by holdfast-ipam in boot " + Clean(st.BootID) + ", which is not this one"
+	if st.Age != "" {
+		text = "reserved by holdfast-ipam " + Clean(st.Age) + " ago, in this boot"
+	}
+	if st.NetnsID != 0 {
+		text += fmt.Sprintf(", for network namespace net:[%d]", st.NetnsID)
+	}
+	return text
+}
+
 // Explain is the whole reasoning for one resource, in plain words.
 func Explain(e *api.ExplainedItem, now time.Time) string {
 	r := &e.Resource
@@ -315,6 +327,9 @@ func Explain(e *api.ExplainedItem, now time.Time) string {
 		line("interface", "%s", Clean(r.IfName))
 	}
 	line("kept in", "%s", Clean(r.Path))
+	if r.Stamp != nil {
+		line("stamp", "%s", stampWords(r.Stamp))
+	}
 	if r.FirstSeen != nil {
 		line("first seen", "%s, %s ago", r.FirstSeen.UTC().Format(time.RFC3339), Age(r.FirstSeen, now))
 	}

@@ -260,8 +260,8 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 // pressure the shorter grace needs more: the namespace that the address was made for is gone
 // from this kernel, and a runtime was asked.
 func (s *scene) aged(a *assessment) (wait time.Duration, why string) {
-	stamp := a.Resource.Stamp
-	if stamp == nil || a.class != classAbsent || a.slow || byAddress(a.Resource) {
+	stamp := s.stampOf(a.Resource)
+	if stamp == nil || a.class != classAbsent || a.slow {
 		return -1, ""
 	}
 	age, ok := s.now.Since(claim.Instant{Boot: stamp.Boot, Mono: stamp.Mono})
@@ -269,12 +269,12 @@ func (s *scene) aged(a *assessment) (wait time.Duration, why string) {
 		return -1, ""
 	}
 	if age >= s.c.Policy.Grace {
-		return 0, s.timed("reserved %s ago, and every witness says absent", age.Round(time.Second))
+		return 0, s.timed("its stamp says reserved %s ago, so no ADD of it is in flight, and every witness says absent", age.Round(time.Second))
 	}
 	wait = s.c.Policy.Grace - age
 	if p := s.c.Policy.PressureGrace; p > 0 && s.cri != nil && stamp.Netns != 0 && s.byID[stamp.Netns] == nil {
 		if age >= p {
-			return 0, s.timed("reserved %s ago for a network namespace that is gone, and every witness says absent", age.Round(time.Second))
+			return 0, s.timed("its stamp says reserved %s ago, for a network namespace that is gone, and every witness says absent", age.Round(time.Second))
 		}
 		wait = min(wait, p-age)
 	}

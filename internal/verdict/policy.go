@@ -94,21 +94,6 @@ type Hold struct {
 	Why   string     `json:"why,omitempty"`
 }
 
-// valid reports whether r belongs to one of the attachments that were said to be valid.
-func (p Policy) valid(r *claim.Resource) bool {
-	if len(p.Valid) == 0 {
-		return false
-	}
-	for _, id := range r.Owner.Aliases() {
-		for _, v := range p.Valid {
-			if v.ContainerID == id && v.Network == r.Network && (v.IfName == "" || r.Owner.IfName == "" || v.IfName == r.Owner.IfName) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // held returns why r is held, or "".
 func (p Policy) held(r *claim.Resource) string {
 	for _, h := range p.Holds {

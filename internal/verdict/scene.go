@@ -46,6 +46,10 @@ type scene struct {
 
 	stores map[string]*claim.Store
 	past   map[string]bool // boots proven past
+	// stamps: the youngest stamp of an attachment that has a cache entry; see stampOf. valid:
+	// Policy.Valid by container ID.
+	stamps map[claim.Attachment]*claim.Stamp
+	valid  map[string][]claim.Attachment
 	// occupied are namespaces in which the process witness saw some container's process.
 	occupied map[uint64]bool
 	now      claim.Instant
@@ -72,6 +76,7 @@ func newScene(c *Case) *scene {
 		tenants: map[uint64][]string{}, homes: map[string][]*claim.Netns{}, ownAddrs: map[string][]netip.Addr{},
 		claims: map[netip.Addr][]string{}, cachedBy: map[netip.Addr][]string{},
 		pods: map[string]claim.Pod{}, stores: map[string]*claim.Store{}, past: map[string]bool{}, occupied: map[uint64]bool{},
+		stamps: map[claim.Attachment]*claim.Stamp{}, valid: map[string][]claim.Attachment{},
 	}
 	// Whoever is required and never heard is silent, also a witness that this version
 	// does not know.
@@ -88,8 +93,12 @@ func newScene(c *Case) *scene {
 		heard[t.Witness] = true
 		s.hear(t)
 	}
+	for _, v := range c.Policy.Valid {
+		s.valid[v.ContainerID] = append(s.valid[v.ContainerID], v)
+	}
 	s.contradictCRI()
 	s.index()
+	s.indexStamps()
 	s.witnesses = slices.Clip(s.witnessSet())
 	s.sortedWitnesses = slices.Clip(slices.Sorted(slices.Values(s.witnesses)))
 	s.whyNot = s.mayNotConvict()
@@ -349,6 +358,91 @@ func (s *scene) indexClaims() {
 			s.claims[plain(a)] = append(s.claims[plain(a)], b.ID)
 		}
 	}
+}
+
+// indexStamps gives the cache entries of an attachment the stamp of its reservation. Nothing
+// but an ADD of that attachment writes either, and it fails while the reservation lies there
+// unless it stamps it anew: so what one proves of age and boot, it proves of the other.
+func (s *scene) indexStamps() {
+	stamped := false
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			r := &s.c.Snapshots[i].Resources[j]
+			stamped = stamped || r.Stamp != nil
+			if r.Kind == claim.KindCache && r.Cache != nil && r.Cache.DataDir != "" {
+				s.stamps[s.reservedAs(r)] = nil
+			}
+		}
+	}
+	if !stamped || len(s.stamps) == 0 {
+		return
+	}
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			r := &s.c.Snapshots[i].Resources[j]
+			if r.Kind != claim.KindReservation || r.Stamp == nil || r.Problem != "" || byAddress(r) {
+				continue
+			}
+			k := attachment(r)
+			if old, cached := s.stamps[k]; cached && (old == nil || s.younger(r.Stamp, old)) {
+				s.stamps[k] = r.Stamp
+			}
+		}
+	}
+}
+
+// reservedAs is what attachment gives for the reservations of a cache entry.
+func (s *scene) reservedAs(r *claim.Resource) claim.Attachment {
+	t := r.Attachment()
+	t.Network = path.Join(r.Cache.DataDir, r.Network)
+	if st := s.store(t.Network); st != nil {
+		t.Network = st.Dir
+	}
+	return t
+}
+
+// younger reports whether a proves less than b: of this boot, or of one that may be, and later.
+func (s *scene) younger(a, b *claim.Stamp) bool {
+	rank := func(x *claim.Stamp) int {
+		switch {
+		case x.Boot == s.now.Boot:
+			return 2
+		case !s.past[x.Boot]:
+			return 1
+		}
+		return 0
+	}
+	if ra, rb := rank(a), rank(b); ra != rb {
+		return ra > rb
+	}
+	return a.Mono > b.Mono
+}
+
+// stampOf is what our own IPAM wrote of r's attachment, nil if nothing. What has no owner has
+// none: nobody but us writes stamps, and we write an owner.
+func (s *scene) stampOf(r *claim.Resource) *claim.Stamp {
+	switch {
+	case r.Kind == claim.KindReservation && !byAddress(r):
+		return r.Stamp
+	case r.Cache != nil && r.Cache.DataDir != "":
+		return s.stamps[s.reservedAs(r)]
+	}
+	return nil
+}
+
+// isValid reports whether r belongs to one of Policy.Valid.
+func (s *scene) isValid(r *claim.Resource) bool {
+	if len(s.valid) == 0 {
+		return false
+	}
+	for _, id := range r.Owner.Aliases() {
+		for _, v := range s.valid[id] {
+			if v.Network == r.Network && (v.IfName == "" || r.Owner.IfName == "" || v.IfName == r.Owner.IfName) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // attribute fills tenants and homes: which attachments live in which namespace.

@@ -108,7 +108,7 @@ func (s *scene) assess(f *Finding, prior *Sighting) assessment {
 	process := s.sayProcess(&a, ids)
 	cri := s.sayCRI(&a, ids)
 	s.sayBoot(&a)
-	valid := s.c.Policy.valid(r)
+	valid := s.isValid(r)
 	if valid {
 		a.word(WitnessValid, Alive, "among the attachments that its runtime has or is adding")
 	}
@@ -467,15 +467,16 @@ func (s *scene) endpoints() string {
 // sayBoot: only our own history of boots proves death (azure #947, #643; case F23),
 // and only death.
 func (s *scene) sayBoot(a *assessment) {
+	stamp := s.stampOf(a.Resource)
 	switch {
 	case s.boot == nil:
 		a.say(claim.WitnessBoot, Silent, "%s", s.silent[claim.WitnessBoot])
 	case a.prior != nil && s.past[a.prior.First.Boot]:
 		a.dead = true
 		a.say(claim.WitnessBoot, Dead, "first seen in boot %s, which is past", a.prior.First.Boot)
-	case a.Resource.Stamp != nil && s.past[a.Resource.Stamp.Boot]:
+	case stamp != nil && s.past[stamp.Boot]:
 		a.dead = true
-		a.say(claim.WitnessBoot, Dead, "reserved in boot %s, which is past", a.Resource.Stamp.Boot)
+		a.say(claim.WitnessBoot, Dead, "reserved in boot %s, which is past (its stamp)", stamp.Boot)
 	}
 }
 

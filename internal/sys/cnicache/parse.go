@@ -314,7 +314,7 @@ func ipamOf(p pluginConf) (typ, dataDir string) {
 		typ = "host-local"
 	}
 	switch {
-	case typ != "host-local":
+	case typ != "host-local" && typ != "holdfast-ipam": // ours keeps host-local's files
 		dataDir = ""
 	case dataDir == "":
 		dataDir = defaultDataDir

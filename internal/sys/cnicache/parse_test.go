@@ -80,6 +80,10 @@ func TestParse(t *testing.T) {
 			})}, ""},
 		{"flannel's IPAM is implied", nameOf(att), v1(t, att, `{"name":"cbr0","plugins":[{"type":"flannel","delegate":{"isDefaultGateway":true}},{"type":"portmap"}]}`, result100),
 			claim.Resource{Network: "cbr0", Owner: own, Cache: with(func(c *claim.CacheEntry) { c.Plugins = []string{"flannel", "portmap"} })}, ""},
+		{"ours keeps host-local's files", nameOf(att), v1(t, att, `{"cniVersion":"0.4.0","name":"cbr0","type":"ptp","ipam":{"type":"holdfast-ipam","dataDir":"/srv/ipam"}}`, result100),
+			claim.Resource{Network: "cbr0", Owner: own, Cache: with(func(c *claim.CacheEntry) {
+				c.Plugins, c.IPAM, c.DataDir = []string{"ptp"}, "holdfast-ipam", "/srv/ipam"
+			})}, ""},
 		{"an IPAM that is not host-local has no data directory", nameOf(att), v1(t, att, `{"name":"cbr0","plugins":[{"type":"macvlan","ipam":{"type":"dhcp","dataDir":"/x"}}]}`, result100),
 			claim.Resource{Network: "cbr0", Owner: own, Cache: with(func(c *claim.CacheEntry) {
 				c.Plugins, c.IPAM, c.DataDir = []string{"macvlan"}, "dhcp", ""

@@ -418,7 +418,7 @@ func inList(typ string) bool {
 // whyNot says why a plugin type is in no list of ours; see the package comment.
 func whyNot(typ string) string {
 	switch typ {
-	case "host-local", "dhcp", "static", "whereabouts":
+	case "host-local", "holdfast-ipam", "dhcp", "static", "whereabouts":
 		return "is an IPAM: addresses go through the gates only"
 	case "flannel", "multus", "multus-shim":
 		return "delegates to plugins with IPAM"
