@@ -45,20 +45,20 @@ func cmdAdd(args *skel.CmdArgs) error {
 	if netns != 0 && netns == ownNetns() {
 		return types.NewError(types.ErrInvalidNetNS, "plugin's netns and netns from CNI_NETNS should not be the same", "")
 	}
-	store, _, err := r.open()
+	store, err := r.open()
 	if err != nil {
 		return err
 	}
-	defer store.Close()
+	defer r.close(store)
 	ctx := context.Background()
 	a := &adder{r: r, store: store, netns: netns}
 	ips, err := a.allocate(ctx)
 	var full *fullError
 	if errors.As(err, &full) {
 		healed := r.heal(ctx, full)
-		if healed.Released > 0 {
-			ips, err = a.allocate(ctx)
-		}
+		// Whatever it says: some may have gone before it failed, or by a DEL meanwhile.
+		a.view = nil
+		ips, err = a.allocate(ctx)
 		if errors.As(err, &full) {
 			return fmt.Errorf("failed to allocate for range %d: %w; %s", full.set, full, healed)
 		}

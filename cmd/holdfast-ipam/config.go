@@ -16,15 +16,19 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"golang.org/x/sys/unix"
 
-	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+	"github.com/holdfast-cni/holdfast/internal/sys/proc"
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
 )
 
 const (
 	defaultDataDir = "/var/lib/cni/networks"
 	defaultRunDir  = "/run/holdfast"
+	defaultState   = "/var/lib/holdfast"
 	defaultHeal    = 5 * time.Second
+	// stateWait bounds the wait for the lock of the boots that were seen.
+	stateWait = 200 * time.Millisecond
 	// maxWait bounds what a person can ask for: the kubelet gives an ADD 2 minutes.
 	maxWait = time.Hour
 )
@@ -36,8 +40,10 @@ type extras struct {
 	// LockTimeout bounds the wait for host-local's lock.
 	LockTimeout duration `json:"lockTimeout"`
 	// RunDir holds the index and the healer's lock.
-	RunDir string     `json:"runDir"`
-	Heal   healConfig `json:"heal"`
+	RunDir string `json:"runDir"`
+	// StateDir is holdfast's, where the boots that were seen are noted.
+	StateDir string     `json:"stateDir"`
+	Heal     healConfig `json:"heal"`
 }
 
 // healConfig says how a full network is healed.
@@ -93,7 +99,7 @@ func parse(args *skel.CmdArgs) (*request, error) {
 	if err := json.Unmarshal(args.StdinData, &own); err != nil {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "ipam: "+err.Error(), "")
 	}
-	for field, path := range map[string]string{"ipam.runDir": own.IPAM.RunDir, "ipam.heal.binary": own.IPAM.Heal.Binary, "ipam.heal.socket": own.IPAM.Heal.Socket} {
+	for field, path := range map[string]string{"ipam.runDir": own.IPAM.RunDir, "ipam.stateDir": own.IPAM.StateDir, "ipam.heal.binary": own.IPAM.Heal.Binary, "ipam.heal.socket": own.IPAM.Heal.Socket} {
 		if path != "" && !filepath.IsAbs(path) {
 			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("%s is %q; allowed is an absolute path", field, path), "")
 		}
@@ -111,14 +117,31 @@ func parse(args *skel.CmdArgs) (*request, error) {
 
 func (r *request) dir() string { return filepath.Join(r.conf.DataDir, r.conf.Name) }
 
-// open opens the store. An instant that cannot be read leaves reservations unstamped.
-func (r *request) open() (*hostlocal.Store, claim.Instant, error) {
-	now := r.clock.Now()
-	s, err := hostlocal.OpenStore(hostlocal.StoreConfig{
+// open opens the store. A boot ID that cannot be read leaves reservations unstamped.
+func (r *request) open() (*hostlocal.Store, error) {
+	return hostlocal.OpenStore(hostlocal.StoreConfig{
 		Dir: r.dir(), RunDir: r.extras.RunDir, LockWait: time.Duration(r.extras.LockTimeout), Proc: "/proc",
-		Boot: now.Boot, Mono: func() time.Duration { return r.clock.Now().Mono },
+		Boot: r.clock.Now().Boot, Mono: func() time.Duration { return r.clock.Now().Mono },
 	})
-	return s, now, err
+}
+
+// close closes the store. The first look of a boot, which may be a DEL's, notes the boot in
+// holdfast's history: so what this boot leaves behind is known to be past after the next one,
+// even if holdfast never ran in it. Where that cannot be written nothing is said: it costs the
+// dead of a reboot their grace, and nobody else anything.
+func (r *request) close(s *hostlocal.Store) {
+	_ = s.Close()
+	current := r.clock.Now().Boot
+	// Of a nested boot nothing is known (case F23).
+	if !s.NewBoot || current == "" || !proc.InInitialPIDNS("/proc") {
+		return
+	}
+	d, err := state.Open(cmp.Or(r.extras.StateDir, defaultState), state.Options{LockWait: stateWait})
+	if err != nil {
+		return
+	}
+	_, _ = d.ObserveBoot(current)
+	_ = d.Close()
 }
 
 // checkRequested refuses a null among the requested addresses, on which host-local's loader

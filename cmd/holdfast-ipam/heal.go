@@ -65,7 +65,7 @@ func (r *request) sweep(ctx context.Context, valid *[]wire.Attachment) wire.Heal
 	}
 	p, err := askAgent(ctx, h.Socket, q)
 	if errors.Is(err, errNoAgent) {
-		p, err = r.runHealer(ctx, q)
+		p, err = r.runHealer(ctx, q, lock)
 	}
 	if err != nil {
 		p = fail("no healing: %v", err)
@@ -164,8 +164,9 @@ func askAgent(ctx context.Context, socket string, q wire.HealRequest) (p wire.He
 	return p, nil
 }
 
-// runHealer starts `holdfast heal`, the request on its standard input.
-func (r *request) runHealer(ctx context.Context, q wire.HealRequest) (p wire.HealResponse, err error) {
+// runHealer starts `holdfast heal`, the request on its standard input. It has the lock of
+// healers too, so that there is one healer even if we are killed.
+func (r *request) runHealer(ctx context.Context, q wire.HealRequest, lock *os.File) (p wire.HealResponse, err error) {
 	h := r.extras.Heal
 	bin := h.Binary
 	if bin == "" {
@@ -183,11 +184,16 @@ func (r *request) runHealer(ctx context.Context, q wire.HealRequest) (p wire.Hea
 	if err := wire.Write(&in, q); err != nil {
 		return p, err
 	}
-	args := append([]string{"heal", "--request", "-", "--limit", time.Duration(h.Timeout).String()}, h.Args...)
+	args := []string{"heal", "--request", "-", "--limit", time.Duration(h.Timeout).String()}
+	if dir := r.extras.StateDir; dir != "" {
+		args = append(args, "--state-dir", dir)
+	}
+	args = append(args, h.Args...)
 	cmd := exec.CommandContext(ctx, bin, args...)
 	// Not CNI's: a process with CNI_CONTAINERID from a plugin's directory is an ADD in flight.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = &in, &out, &errs
+	cmd.ExtraFiles = []*os.File{lock}
 	cmd.WaitDelay = time.Second
 	runErr := cmd.Run()
 	if p, err = wire.ReadResponse(&out); err != nil {

@@ -20,7 +20,7 @@ import (
 // Set by the linker.
 var (
 	version = "v0.0.0-dev"
-	commit       = "unknown"
+	commit  = "unknown"
 )
 
 func main() {

@@ -26,8 +26,7 @@ func (r *request) openThere() (*hostlocal.Store, error) {
 	if _, err := os.Stat(r.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	s, _, err := r.open()
-	return s, err
+	return r.open()
 }
 
 // cmdDel releases whatever the attachment has in this network, in and out of the
@@ -41,7 +40,7 @@ func cmdDel(args *skel.CmdArgs) error {
 	if err != nil || store == nil {
 		return err
 	}
-	defer store.Close()
+	defer r.close(store)
 	tx, err := store.Begin(context.Background())
 	if err != nil {
 		return err
@@ -81,7 +80,7 @@ func cmdCheck(args *skel.CmdArgs) error {
 	if store == nil {
 		return notFound
 	}
-	defer store.Close()
+	defer r.close(store)
 	tx, err := store.Begin(context.Background())
 	if err != nil {
 		return err
@@ -145,11 +144,11 @@ func cmdStatus(args *skel.CmdArgs) error {
 	unavailable := func(err error) error {
 		return types.NewError(types.ErrPluginNotAvailable, "holdfast-ipam: "+err.Error(), "")
 	}
-	store, _, err := r.open()
+	store, err := r.open()
 	if err != nil {
 		return unavailable(err)
 	}
-	defer store.Close()
+	defer r.close(store)
 	// Whole and durable is what a reservation must become; so is this.
 	d, err := store.Draft("status", "eth0", 0)
 	if err != nil {
@@ -160,9 +159,7 @@ func cmdStatus(args *skel.CmdArgs) error {
 	full, err := r.exhausted(ctx, store)
 	if err == nil && full != nil {
 		healed := r.heal(ctx, full)
-		if healed.Released > 0 {
-			full, err = r.exhausted(ctx, store)
-		}
+		full, err = r.exhausted(ctx, store)
 		if err == nil && full != nil {
 			err = fmt.Errorf("range %d: %w; %s", full.set, full, healed)
 		}

@@ -43,7 +43,9 @@ a network namespace that is gone. What host-local reserved has no stamp and wait
 does for gc. Cache files and side resources are left for the next gc.
 
 With --request it reads a HealRequest (one line of JSON) and answers with a HealResponse on
-standard output, whatever happens.`,
+standard output, whatever happens: {"apiVersion": "holdfast.dev/v1alpha1", "kind":
+"HealRequest", "dataDir": ..., "network": ...}, and optionally "spare", the container that is
+being added, and "validAttachments", those that a runtime has: neither is ever released.`,
 		Example: `  holdfast heal --data-dir /var/lib/cni/networks --network podnet`,
 		Args:    args0,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,16 +55,24 @@ standard output, whatever happens.`,
 			if limit <= 0 || pressure < 0 {
 				return usagef("--limit %s, --pressure-grace %s: want more than 0, and 0 or more", limit, pressure)
 			}
+			p := wire.HealResponse{APIVersion: wire.APIVersion, Kind: wire.KindHealResponse}
 			q, err := a.healRequest(request)
 			if err != nil {
-				return err
+				if request == "" {
+					return err
+				}
+				p.Error = report.Clean(err.Error())
+				return errors.Join(err, wire.Write(a.stdout, p))
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 			defer cancel()
-			p, err := a.heal(ctx, q, pressure)
+			err = a.heal(ctx, q, pressure, &p)
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("the %s of --limit were over: %w", limit, err)
+			}
 			if request != "" {
 				if err != nil {
-					p.Error = err.Error()
+					p.Error = report.Clean(err.Error())
 				}
 				return wire.Write(a.stdout, p)
 			}
@@ -109,13 +119,12 @@ func (a *app) healRequest(from string) (wire.HealRequest, error) {
 	return q, err
 }
 
-func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Duration) (wire.HealResponse, error) {
-	p := wire.HealResponse{APIVersion: wire.APIVersion, Kind: wire.KindHealResponse}
+func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Duration, p *wire.HealResponse) error {
 	a.opts.dataDirs, a.opts.networks = []string{q.DataDir}, []string{q.Network}
 	a.opts.timeout = min(a.opts.timeout, 3*time.Second)
 	n, err := openNode(a.opts, releases)
 	if err != nil {
-		return p, err
+		return err
 	}
 	defer n.Close()
 	a.warn(n)
@@ -129,8 +138,12 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 		}
 	}
 	r := &sweepRun{a: a, n: n}
+	// A healer may have been killed, as by the runtime that gave its ADD up.
+	if r.settled, r.unsettled = n.settle(ctx); r.unsettled != nil {
+		a.say("%v", r.unsettled)
+	}
 	if err := r.look(ctx); err != nil {
-		return p, err
+		return err
 	}
 	o := a.opts
 	store := filepath.Join(q.DataDir, q.Network)
@@ -148,8 +161,8 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 		r.results = append(r.results, res)
 		r.err = err
 	}
-	r.response(&p, store)
-	return p, r.err
+	r.response(p, store)
+	return r.err
 }
 
 // response counts what became of the reservations of one store.
@@ -164,6 +177,9 @@ func (r *sweepRun) response(p *wire.HealResponse, store string) {
 		for _, rel := range res.Released {
 			gone[rel.Finding.Resource.Path] = true
 			p.Released++
+		}
+		for _, f := range res.Reprieved {
+			withheld("no longer certain when the witnesses were asked again: " + f.Now.Why)
 		}
 		for _, f := range res.Failed {
 			if f.Err != nil {
@@ -197,8 +213,8 @@ func (r *sweepRun) response(p *wire.HealResponse, store string) {
 	for _, dir := range unlisted(r.audit) {
 		withheld(dir + " could not be listed")
 	}
-	if errors.Is(r.err, context.DeadlineExceeded) {
-		withheld("the time was over")
+	if r.audit.Judgement.Vantage != "" {
+		withheld("nothing can be released from here: run `holdfast gc` or the agent in the node's own PID namespace, as root; `holdfast doctor` says what is missing")
 	}
 	for i := range p.Withheld {
 		p.Withheld[i] = report.Clean(p.Withheld[i])

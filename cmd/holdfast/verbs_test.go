@@ -170,7 +170,7 @@ func (w *world) id(name string) string {
 // flags are those of every command that looks at the node.
 func (w *world) flags(verb string) []string {
 	f := []string{"--state-dir", filepath.Join(w.dir, "state"), "--run-dir", filepath.Join(w.dir, "run")}
-	if !slices.Contains([]string{"audit", "gc", "explain", "doctor", "bundle"}, verb) {
+	if !slices.Contains([]string{"audit", "gc", "heal", "explain", "doctor", "bundle"}, verb) {
 		return f
 	}
 	f = append(f, "--data-dir", filepath.Join(w.dir, "data"), "--cni-conf-dir", filepath.Join(w.dir, "conf"),

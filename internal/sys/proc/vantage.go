@@ -17,6 +17,13 @@ import (
 // include/linux/proc_ns.h, part of the user-space interface).
 const initialPIDNS = 0xEFFFFFFC
 
+// InInitialPIDNS reports whether this process is in the initial PID namespace, so that PID 1 of
+// /proc is the node's. What cannot be read is false.
+func InInitialPIDNS(proc string) bool {
+	id, err := identity(filepath.Join(proc, "self/ns/pid"))
+	return err == nil && id.ino == initialPIDNS
+}
+
 // ownPowers reads our effective capabilities.
 func ownPowers() powers {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
