@@ -134,6 +134,9 @@ func (j *Journal) compact(p Policy, now claim.Instant) ([]string, error) {
 	if err := j.writable(); err != nil {
 		return nil, err
 	}
+	if j.good < p.MinGain && j.good <= p.MaxBytes {
+		return nil, nil // all of it would be too little; it need not be read
+	}
 	list, damages, err := j.extents()
 	if err != nil {
 		return nil, err

@@ -233,7 +233,7 @@ func (j *Journal) finish(size int64) error {
 
 // lastNewline returns the offset behind the last newline of the first size bytes.
 func lastNewline(r io.ReaderAt, size int64) (int64, error) {
-	buf := make([]byte, 64<<10)
+	buf := make([]byte, min(size, 64<<10))
 	for end := size; end > 0; {
 		start := max(0, end-int64(len(buf)))
 		part := buf[:end-start]

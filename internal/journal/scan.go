@@ -23,7 +23,7 @@ type scanned struct {
 // harmless, for settling it finds nothing moved.
 func scan(r io.Reader, fn func(rec Record, line []byte) error) (scanned, error) {
 	var s scanned
-	lr := lineReader{r: bufio.NewReaderSize(r, 64<<10)}
+	lr := lineReader{r: bufio.NewReaderSize(r, 16<<10)}
 	for first := true; ; first = false {
 		off := lr.off
 		line, length, err := lr.next()

@@ -253,6 +253,8 @@ func verdicts(au *sweep.Audit) map[string]verdict.Verdict {
 }
 
 func (p *process) gc(force bool) Report {
+	ctx := context.Background()
+	unsettled := p.settle(ctx)
 	au, busy, err := p.look()
 	if err != nil {
 		return Report{Refused: err}
@@ -264,8 +266,6 @@ func (p *process) gc(force bool) Report {
 	if rep.Refused = p.vault.Check(storeDirs(au)...); rep.Refused != nil {
 		return rep
 	}
-	ctx := context.Background()
-	_, unsettled := p.engine.Settle(ctx, p.owns(au))
 	p.engine.Remember(au, func(store string) bool { return busy[store] == "" })
 	if rep.Refused = au.Unremembered; rep.Refused != nil {
 		return rep
@@ -302,19 +302,24 @@ func storeDirs(au *sweep.Audit) []string {
 	return slices.Compact(out)
 }
 
-func (p *process) owns(au *sweep.Audit) func(string) bool {
-	mine := map[string]bool{}
-	for _, s := range au.Case.Snapshots {
-		for _, st := range s.Stores {
-			mine[st.Dir] = st.Network == "" || p.locked[st.Dir]
-		}
-		for i := range s.Resources {
-			if s.Resources[i].Kind != claim.KindReservation {
-				mine[s.Resources[i].Store] = true
-			}
+// settle brings what a crash left half way to an end, as far as its stores can be locked.
+func (p *process) settle(ctx context.Context) error {
+	left, _, err := p.journal.Unsettled()
+	if err != nil {
+		return err
+	}
+	own := map[string]bool{}
+	for _, e := range left {
+		if e.Release != nil {
+			err := p.lockStore(e.Release.Store)
+			own[e.Release.Store] = err == nil || errors.Is(err, fs.ErrNotExist)
 		}
 	}
-	return func(store string) bool { return mine[store] }
+	if len(own) == 0 {
+		return nil
+	}
+	_, err = p.engine.Settle(ctx, func(store string) bool { return own[store] })
+	return err
 }
 
 func (p *process) skip(au *sweep.Audit, busy map[string]string) func(*claim.Resource) string {
@@ -341,23 +346,12 @@ func (p *process) skip(au *sweep.Audit, busy map[string]string) func(*claim.Reso
 // undo is "undo --last".
 func (p *process) undo() Report {
 	ctx := context.Background()
+	if err := p.settle(ctx); err != nil {
+		return Report{Refused: err}
+	}
 	recs, _, err := p.engine.Journal.Load()
 	if err != nil {
 		return Report{Refused: err}
-	}
-	own := map[string]bool{}
-	for _, e := range journal.Replay(recs) {
-		if e.State.Unsettled() && e.Release != nil {
-			own[e.Release.Store] = p.lockStore(e.Release.Store) == nil
-		}
-	}
-	if len(own) > 0 {
-		if _, err := p.engine.Settle(ctx, func(store string) bool { return own[store] }); err != nil {
-			return Report{Refused: err}
-		}
-		if recs, _, err = p.engine.Journal.Load(); err != nil {
-			return Report{Refused: err}
-		}
 	}
 	entries := journal.Replay(recs)
 	ids := newest(entries, p.n.Now().Boot)

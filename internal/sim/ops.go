@@ -315,6 +315,8 @@ func (w *World) plant(n *network, i, what int) {
 	}
 	if w.put(p, content) == nil {
 		w.ledger.add(w, p, nil, content).foreign = foreign
+	} else if left, err := w.disk.ReadFile(p); err == nil {
+		w.ledger.add(w, p, nil, left)
 	}
 }
 
@@ -346,4 +348,5 @@ func (w *World) wipe(n *network) {
 		}
 	}
 	w.seq++
+	w.wiped = w.seq
 }

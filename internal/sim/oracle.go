@@ -30,6 +30,8 @@ type ledger struct {
 	dirs  []string
 	moved []*file         // released and not put back, oldest first
 	holds map[string]bool // addresses that a person holds
+	// undone are the paths that an undo put back, with the boot: it holds them in that.
+	undone map[string]int
 }
 
 // add notes what upstream wrote; content nil is an empty file.
@@ -146,6 +148,7 @@ func (w *World) appeared(r *run, path string) {
 	w.seq++
 	f.seq, f.held = w.seq, true
 	l.files[path] = &f
+	l.undone[path] = w.bootN
 	w.stats.Undone++
 }
 
@@ -160,7 +163,8 @@ func (w *World) removed(r *run, f *file) {
 	if f.c != nil && f.c.living() {
 		w.violate("I1", "%s was released while container %d (%s) lives: adding %v, up %v", f.path, f.c.n, f.c.id[:12], f.c.adding, f.c.up)
 	}
-	if o := w.ward(f); o != nil {
+	// A wipe after the listing takes the other's reservation from under the judgement.
+	if o := w.ward(f); o != nil && w.wiped <= r.listed {
 		w.violate("I1", "%s was released, the only guard of the address of the living container %d", f.path, o.n)
 	}
 	if f.seq > r.listed {
@@ -236,7 +240,7 @@ func (w *World) checkWhole(r *run) {
 		for _, g := range w.ledger.files {
 			if g.c != nil && g.c.id == f.c.id {
 				others = true
-				if filepath.Dir(g.path) == dir && g.c == f.c && len(g.content) > 0 {
+				if filepath.Dir(g.path) == dir && g.c == f.c && bytes.Equal(g.content, f.content) {
 					w.violate("I8", "%s was released and %s of the same attachment was not", f.path, g.path)
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -235,8 +236,8 @@ func (w *World) mayStay(f *file) string {
 		return "it lives"
 	case f.foreign:
 		return "a person wrote it"
-	case f.held:
-		return "an undo put it back"
+	case f.held || w.ledger.undone[f.path] == w.bootN:
+		return "an undo holds its address in this boot"
 	case w.contested(f.addr):
 		return "two namespaces hold it"
 	case w.ward(f) != nil:
@@ -259,8 +260,19 @@ func (w *World) mayStay(f *file) string {
 			return "a dead namespace holds it, which goes with another"
 		}
 	}
+	if id := w.cachedBy(f); id != "" {
+		return "by its cached result it is that of the living " + id
+	}
 	if f.c == nil {
 		return ""
+	}
+	if w.pinned(f.c.id) {
+		for _, p := range sortedKeys(w.ledger.files) {
+			g := w.ledger.files[p]
+			if g.foreign || w.ledger.undone[g.path] == w.bootN || g.c != nil && g.c.living() && g.addr == f.addr {
+				return "its namespace may be needed by another file that stays"
+			}
+		}
 	}
 	// An attachment, and what a conflict of its container keeps, goes as a whole.
 	if f.c.ns != nil && w.rts[f.c.rt].name == "podman" {
@@ -271,8 +283,31 @@ func (w *World) mayStay(f *file) string {
 		if g == f || g.c == nil || g.c.id != f.c.id {
 			continue
 		}
-		if g.held || w.ward(g) != nil || w.contested(g.addr) {
+		if g.held || w.ledger.undone[g.path] == w.bootN || w.ward(g) != nil || w.contested(g.addr) {
 			return "its sibling stays"
+		}
+	}
+	return ""
+}
+
+// pinned reports whether a namespace of the ID is left.
+func (w *World) pinned(id string) bool {
+	return slices.ContainsFunc(w.traces, func(c *container) bool { return c.id == id && c.ns != nil })
+}
+
+// cachedBy returns a living ID that has f's address by some cached result, such as one of
+// the container that had that ID before.
+func (w *World) cachedBy(f *file) string {
+	dir := cacheDir + "/results"
+	for _, name := range w.names(dir) {
+		b, err := w.disk.ReadFile(dir + "/" + name)
+		if err != nil || !strings.Contains(string(b), `"`+f.addr+`/`) {
+			continue
+		}
+		for _, c := range w.traces {
+			if c.living() && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
+				return c.id
+			}
 		}
 	}
 	return ""

@@ -102,7 +102,7 @@ func (w *World) step(c *container) bool {
 	case stepCreate:
 		ok = w.create(c, n, s)
 	case stepWrite:
-		w.write(c, n, s)
+		ok = w.write(c, n, s)
 	case stepLast:
 		// A failure here fails the ADD and leaves the file (case L19).
 		last := c.addrs[len(c.addrs)-1]
@@ -185,12 +185,18 @@ func (w *World) create(c *container, n *network, s addStep) bool {
 	return false
 }
 
-func (w *World) write(c *container, n *network, s addStep) {
+func (w *World) write(c *container, n *network, s addStep) bool {
 	p := n.dir() + "/" + c.addrs[len(c.addrs)-1].String()
 	content := []byte(c.id + "\r\n" + ifName(s.net))
 	if w.put(p, content) == nil {
 		w.ledger.add(w, p, c, content)
+		return true
 	}
+	c.addrs = c.addrs[:len(c.addrs)-1]
+	if w.up.Unlinkat(unix.AT_FDCWD, p, 0) == nil {
+		w.ledger.drop(p)
+	}
+	return false
 }
 
 // put writes a file in place, without fsync.
@@ -199,8 +205,11 @@ func (w *World) put(path string, content []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.up.Write(fd, content)
+	n, err := w.up.Write(fd, content)
 	w.up.Close(fd)
+	if err == nil && n < len(content) {
+		err = unix.ENOSPC
+	}
 	return err
 }
 

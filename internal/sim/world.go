@@ -137,6 +137,7 @@ type World struct {
 
 	table  []opDef
 	seq    int // counts changes of the truth
+	wiped  int // seq of the last wipe
 	ledger ledger
 	pend   []pending
 	run    *run
@@ -185,7 +186,7 @@ func newWorld(cfg Config, subject Subject) *World {
 	w.rts[2] = &runtime{name: "podman", there: cfg.Runtime&4 != 0}
 	w.table = ops()
 	w.ledger.files = map[string]*file{}
-	w.ledger.holds = map[string]bool{}
+	w.ledger.holds, w.ledger.undone = map[string]bool{}, map[string]int{}
 	for _, d := range []string{dataDir, cacheDir + "/results", confDir, "/var/lib", "/run"} {
 		_ = w.disk.MkdirAll(d)
 	}

@@ -236,7 +236,12 @@ func TestUndo(t *testing.T) {
 	if r := n.sweep(e); len(r.Released) > 0 || !exists(path) {
 		t.Errorf("what is held went again: %v", outcomes(r))
 	}
+	// The cache file's grace begins with the end of the hold, and the address goes last.
 	n.holds = map[verdict.Hold]bool{}
+	if r := n.sweep(e); !exists(path) {
+		t.Errorf("the address went before its cache file: %v", outcomes(r))
+	}
+	n.wait(grace)
 	if r := n.sweep(e); exists(path) {
 		t.Errorf("without the hold it goes: %v", outcomes(r))
 	}

@@ -211,7 +211,7 @@ func (d *Dir) read(name string, fn func(line []byte) error) (found bool, err err
 		err = damaged(fmt.Sprintf("it has %d bytes", st.Size))
 	}
 	if err == nil {
-		err = readLines(io.LimitReader(f, maxFile), name, fn)
+		err = readLines(io.LimitReader(f, st.Size), st.Size, name, fn)
 	}
 	var why damaged
 	switch {

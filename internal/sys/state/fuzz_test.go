@@ -70,7 +70,7 @@ func FuzzLines(f *testing.F) {
 		}
 		read := func(b []byte) error {
 			lines = nil
-			return readLines(bytes.NewReader(b), holdsFile, func(line []byte) error {
+			return readLines(bytes.NewReader(b), int64(len(b)), holdsFile, func(line []byte) error {
 				lines = append(lines, bytes.Clone(line))
 				return nil
 			})

@@ -41,9 +41,9 @@ func (d damaged) Error() string { return string(d) }
 // readLines checks a whole file and hands every line between the first and the last
 // to fn, without its newline, valid during the call. Whatever fn has taken in is worth
 // nothing unless readLines returns nil: the checksum comes last. The error is a
-// damaged, ErrNewer, fn's, or r's.
-func readLines(r io.Reader, name string, fn func(line []byte) error) error {
-	br := bufio.NewReaderSize(r, maxLine)
+// damaged, ErrNewer, fn's, or r's. size is how much r has: most files are small.
+func readLines(r io.Reader, size int64, name string, fn func(line []byte) error) error {
+	br := bufio.NewReaderSize(r, int(min(maxLine, size+1)))
 	next := func() ([]byte, error) {
 		line, err := br.ReadSlice('\n')
 		switch {
@@ -114,7 +114,7 @@ type lineWriter struct {
 }
 
 func newLineWriter(w io.Writer, name string) *lineWriter {
-	lw := &lineWriter{w: bufio.NewWriterSize(w, 256<<10)}
+	lw := &lineWriter{w: bufio.NewWriterSize(w, 16<<10)}
 	lw.put(headerLine(name, version))
 	return lw
 }

@@ -50,7 +50,7 @@ func encode(t testing.TB, list verdict.Memory) []byte {
 
 func decode(data []byte) (verdict.Memory, error) {
 	var dec sightingDecoder
-	if err := readLines(bytes.NewReader(data), sightingsFile, dec.line); err != nil {
+	if err := readLines(bytes.NewReader(data), int64(len(data)), sightingsFile, dec.line); err != nil {
 		return nil, err
 	}
 	return verdict.NewMemory(dec.list), dec.end()
