@@ -11,7 +11,9 @@
 package main
 
 import (
+	"os/signal"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	cniversion "github.com/containernetworking/cni/pkg/version"
@@ -27,6 +29,9 @@ func main() {
 	// A process of some milliseconds and MB is through before a collection pays.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(256 << 20)
+	// A runtime that does not read any more must not end us before what was reserved is
+	// taken back.
+	signal.Ignore(syscall.SIGPIPE)
 	skel.PluginMainFuncs(skel.CNIFuncs{
 		Add:    cmdAdd,
 		Del:    cmdDel,

@@ -73,6 +73,9 @@ func TestKillMatrix(t *testing.T) {
 	proof, err := os.ReadFile("../../docs/proof.md")
 	must(t, err)
 	for _, p := range failpoint.Names() {
+		if strings.HasPrefix(string(p), "ipam.") {
+			continue // holdfast-ipam's own matrix is in e2e/ipam
+		}
 		if m.hit[p] == nil {
 			t.Errorf("no cell died at %s", p)
 		}

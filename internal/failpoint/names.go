@@ -52,6 +52,25 @@ const (
 	RestoreVaultUnlinked Point = "restore.quarantine.unlinked"
 	RestoreVaultSynced   Point = "restore.quarantine.synced"
 
+	// internal/sys/hostlocal, allocating. All of holdfast-ipam's begin with "ipam.".
+	IpamDirMade      Point = "ipam.dir.made"
+	IpamTmpfile      Point = "ipam.tmpfile" // switch: no O_TMPFILE
+	IpamDraftWritten Point = "ipam.draft.written"
+	IpamXattr        Point = "ipam.xattr" // switch: no extended attributes
+	IpamDraftStamped Point = "ipam.draft.stamped"
+	IpamDraftSynced  Point = "ipam.draft.synced"
+	IpamReserved     Point = "ipam.reserved"
+	IpamLastWritten  Point = "ipam.last.written"
+	IpamLastCut      Point = "ipam.last.cut"
+	IpamRemoveBefore Point = "ipam.remove.before"
+	IpamRemoved      Point = "ipam.removed"
+	IpamRenewed      Point = "ipam.renewed"
+	IpamIndexMarked  Point = "ipam.index.marked"
+	IpamIndexCut     Point = "ipam.index.cut"
+	IpamIndexSlots   Point = "ipam.index.slots"
+	IpamIndexSaved   Point = "ipam.index.saved"
+	IpamStoreSynced  Point = "ipam.store.synced"
+
 	// internal/sys/links and internal/sys/cniexec.
 	VethBefore     Point = "veth.before"
 	VethAfter      Point = "veth.after"
@@ -98,6 +117,9 @@ func Names() []Point {
 		ReleaseVaultSynced, ReleaseStoreSynced, DiscardUnlinked, DiscardSynced,
 		RestoreLockBefore, RestoreLockHad, RestorePlaced, RestoreTmpfile,
 		RestoreStoreSynced, RestoreVaultUnlinked, RestoreVaultSynced,
+		IpamDirMade, IpamTmpfile, IpamDraftWritten, IpamXattr, IpamDraftStamped, IpamDraftSynced, IpamReserved,
+		IpamLastWritten, IpamLastCut, IpamRemoveBefore, IpamRemoved, IpamRenewed,
+		IpamIndexMarked, IpamIndexCut, IpamIndexSlots, IpamIndexSaved, IpamStoreSynced,
 		VethBefore, VethAfter, NetnsBefore, NetnsUnmounted, NetnsAfter, DelBefore, DelAfter,
 		CacheRemoveBefore, CacheRemoveAfter, CacheRestoreTmpfile, CacheRestoreWritten, CacheRestoreSynced,
 		CacheRestoreLinked, CacheRestoreTemp, CacheRestoreDirSynced,

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -135,7 +136,16 @@ type index struct {
 	// changed are the slots to be written; whole means all.
 	changed []int
 	whole   bool
+	// file is where it was loaded from.
+	file fsys.Key
+	// empty are the names of files that were empty when they were read; see readEmpty.
+	empty []string
+	// before: what was freed before it need not be known any more.
+	before time.Duration
 }
+
+// keepFreed is how long it is known when an address was freed; a cooldown is no longer.
+const keepFreed = time.Hour
 
 func (x *index) slots() int      { return len(x.data) / indexEntry }
 func (x *index) slot(i int) slot { return x.data[i*indexEntry : (i+1)*indexEntry] }
@@ -177,14 +187,29 @@ func (x *index) withKey(k ownerKey) (out []netip.Addr) {
 func (x *index) take(addr netip.Addr, key ownerKey, st *fsys.Stat, now int64) {
 	i, ok := x.find(addr)
 	if !ok {
-		i = x.slots()
-		x.data = append(x.data, make([]byte, indexEntry)...)
+		if i = x.spare(); i == x.slots() {
+			x.data = append(x.data, make([]byte, indexEntry)...)
+		}
 		if x.byIP != nil {
+			delete(x.byIP, x.slot(i).addr())
 			x.byIP[addr] = i
 		}
 	}
 	x.slot(i).take(addr, key, st, now)
 	x.changed = append(x.changed, i)
+}
+
+// spare returns the slot of an address that was freed long ago, or a new one: a network
+// as wide as IPv6 comes back to no address.
+func (x *index) spare() int {
+	if x.before > 0 {
+		for i := range x.slots() {
+			if e := x.slot(i); !e.used() && e.freed() < x.before {
+				return i
+			}
+		}
+	}
+	return x.slots()
 }
 
 func (x *index) drop(addr netip.Addr, at time.Duration) {
@@ -219,7 +244,7 @@ func loadIndex(fs fsys.FS, path string) *index {
 	if !ok || len(buf) < end {
 		return nil
 	}
-	return &index{head: h, data: buf[indexHeader:end]}
+	return &index{head: h, data: buf[indexHeader:end], file: st.Key()}
 }
 
 // save writes what changed, the header last: whoever dies before leaves a header that
@@ -239,10 +264,17 @@ func (x *index) save(fs fsys.FS, path string) error {
 	if !st.Regular() {
 		return &notRegularError{st.Mode}
 	}
+	// Somebody may have removed or cut the one that was loaded.
+	if st.Key() != x.file || st.Size < int64(indexHeader+x.head.entries*indexEntry) {
+		x.whole = true
+	}
 	x.head.entries = x.slots()
 	if x.whole {
 		// No header until all is there.
 		if err := fs.Ftruncate(fd, 0); err != nil {
+			return err
+		}
+		if err := failpoint.At(failpoint.IpamIndexCut); err != nil {
 			return err
 		}
 		if err := pwriteAll(fs, fd, x.data, indexHeader); err != nil {
@@ -255,7 +287,13 @@ func (x *index) save(fs fsys.FS, path string) error {
 			}
 		}
 	}
-	return pwriteAll(fs, fd, x.head.marshal(), 0)
+	if err := failpoint.At(failpoint.IpamIndexSlots); err != nil {
+		return err
+	}
+	if err := pwriteAll(fs, fd, x.head.marshal(), 0); err != nil {
+		return err
+	}
+	return failpoint.At(failpoint.IpamIndexSaved)
 }
 
 func pwriteAll(fs fsys.FS, fd int, b []byte, off int64) error {

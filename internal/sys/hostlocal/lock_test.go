@@ -165,13 +165,15 @@ func TestLockFile(t *testing.T) {
 		name string
 		make func(path string) error
 		ok   bool
+		mode os.FileMode // less the umask
 	}{
-		{"missing", func(string) error { return nil }, true},
-		{"a file", func(p string) error { return os.WriteFile(p, nil, 0o600) }, true},
-		{"a directory", func(p string) error { return os.Mkdir(p, 0o700) }, false},
-		{"a link", func(p string) error { return os.Symlink("/dev/null", p) }, false},
-		{"a dangling link", func(p string) error { return os.Symlink("nowhere", p) }, false},
-		{"a FIFO", func(p string) error { return unix.Mkfifo(p, 0o600) }, false},
+		// With the mode of go-filemutex, which host-local takes its lock with.
+		{"missing", func(string) error { return nil }, true, 0o750},
+		{"a file", func(p string) error { return os.WriteFile(p, nil, 0o600) }, true, 0o600},
+		{"a directory", func(p string) error { return os.Mkdir(p, 0o700) }, false, 0},
+		{"a link", func(p string) error { return os.Symlink("/dev/null", p) }, false, 0},
+		{"a dangling link", func(p string) error { return os.Symlink("nowhere", p) }, false, 0},
+		{"a FIFO", func(p string) error { return unix.Mkfifo(p, 0o600) }, false, 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -192,8 +194,18 @@ func TestLockFile(t *testing.T) {
 				return
 			}
 			h.release()
-			if fi, err := os.Lstat(path); err != nil || fi.Mode() != 0o750 {
-				t.Errorf("%v %v", fi, err)
+			var probe unix.Stat_t
+			reference := filepath.Join(t.TempDir(), "f")
+			fd, err := unix.Open(reference, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, uint32(tt.mode))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fd)
+			if err := unix.Fstat(fd, &probe); err != nil {
+				t.Fatal(err)
+			}
+			if fi, err := os.Lstat(path); err != nil || uint32(fi.Mode().Perm()) != probe.Mode&0o777 {
+				t.Errorf("%v, %v; want the mode %o", fi, err, probe.Mode&0o777)
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
@@ -74,6 +76,9 @@ func OpenStore(cfg StoreConfig) (*Store, error) {
 		if err = fsys.MkdirAll(s.fs, cfg.Dir, 0o755); err != nil {
 			return nil, &Error{"mkdir", cfg.Dir, err}
 		}
+		if err = failpoint.At(failpoint.IpamDirMade); err != nil {
+			return nil, &Error{"mkdir", cfg.Dir, err}
+		}
 		s.Fresh = true
 		s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	}
@@ -102,7 +107,11 @@ func (s *Store) Close() error { return s.fs.Close(s.dirfd) }
 
 // Sync makes the names of the directory durable. Call it without the lock.
 func (s *Store) Sync() error {
-	if err := s.fs.Fsync(s.dirfd); err != nil {
+	err := s.fs.Fsync(s.dirfd)
+	if err == nil {
+		err = failpoint.At(failpoint.IpamStoreSynced)
+	}
+	if err != nil {
 		return &Error{"fsync", s.cfg.Dir, err}
 	}
 	return nil
@@ -131,7 +140,11 @@ func (s *Store) Draft(id, ifName string, netns uint64) (*Draft, error) {
 		return fail(fmt.Errorf("container ID and interface have %d bytes; allowed are %d", len(d.content), maxContent))
 	}
 	var err error
-	d.fd, err = s.fs.Openat(s.dirfd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
+	if failpoint.At(failpoint.IpamTmpfile) != nil {
+		err = unix.EOPNOTSUPP
+	} else {
+		d.fd, err = s.fs.Openat(s.dirfd, ".", unix.O_TMPFILE|unix.O_WRONLY, 0o600)
+	}
 	if err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL {
 		// host-local's GC and our listing pass over names that begin so.
 		d.temp = tempPrefix + strconv.FormatUint(rand.Uint64(), 16)
@@ -146,8 +159,17 @@ func (s *Store) Draft(id, ifName string, netns uint64) (*Draft, error) {
 		b = b[n:]
 	}
 	if err == nil {
+		err = failpoint.At(failpoint.IpamDraftWritten)
+	}
+	if err == nil {
 		s.Unstamped = s.stamp(d, netns)
+		err = failpoint.At(failpoint.IpamDraftStamped)
+	}
+	if err == nil {
 		err = s.fs.Fsync(d.fd)
+	}
+	if err == nil {
+		err = failpoint.At(failpoint.IpamDraftSynced)
 	}
 	if err != nil {
 		s.Discard(d)
@@ -161,6 +183,9 @@ var errNoBoot = errors.New("the boot ID is not known")
 func (s *Store) stamp(d *Draft, netns uint64) error {
 	if !isBootID(s.cfg.Boot) || s.cfg.Mono == nil {
 		return errNoBoot
+	}
+	if err := failpoint.At(failpoint.IpamXattr); err != nil {
+		return err
 	}
 	st := claim.Stamp{Boot: s.cfg.Boot, Mono: s.cfg.Mono(), Netns: netns}
 	return s.fs.Fsetxattr(d.fd, StampAttr, formatStamp(st, d.content), 0)
@@ -207,11 +232,7 @@ func (s *Store) indexPath() string {
 // index that does not count is made anew before the lock is taken. *ErrLocked when the lock
 // cannot be had in time.
 func (s *Store) Begin(ctx context.Context) (*Tx, error) {
-	var x *index
-	if s.cfg.RunDir != "" {
-		x = loadIndex(s.fs, s.indexPath())
-	}
-	x, err := s.scanned(x, 3)
+	x, err := s.scanned(s.load(), 3)
 	if err != nil {
 		return nil, err
 	}
@@ -221,15 +242,19 @@ func (s *Store) Begin(ctx context.Context) (*Tx, error) {
 	}
 	tx := &Tx{s: s, lock: lock}
 	// Another process may have had its turn since: its index is nearly ours.
-	if s.cfg.RunDir != "" && !s.counts(x) {
-		if y := loadIndex(s.fs, s.indexPath()); y != nil {
+	if !s.counts(x) {
+		if y := s.load(); y != nil {
 			x = y
 		}
 	}
-	if tx.x, err = s.scanned(x, 1); err != nil {
+	if tx.x, err = s.scanned(x, 1); err == nil && tx.x == x {
+		err = s.readEmpty(x)
+	}
+	if err != nil {
 		tx.lock.release()
 		return nil, err
 	}
+	tx.x.before = s.mono() - keepFreed
 	switch {
 	case s.Fresh:
 		tx.x.head.distrust = max(s.mono(), sinceBoot+1)
@@ -240,6 +265,33 @@ func (s *Store) Begin(ctx context.Context) (*Tx, error) {
 	tx.x.head.boot = s.cfg.Boot
 	tx.Distrust = tx.x.head.distrust
 	return tx, nil
+}
+
+// load returns the index of this boot, nil when there is none. Of another boot nothing
+// counts: its instants are of another clock, and a power loss changes what is where.
+func (s *Store) load() *index {
+	if s.cfg.RunDir == "" {
+		return nil
+	}
+	x := loadIndex(s.fs, s.indexPath())
+	if x == nil || x.head.boot != s.cfg.Boot {
+		return nil
+	}
+	return x
+}
+
+// readEmpty reads again what was empty when the lock was not held: host-local makes the
+// name first and writes then, which the directory does not show.
+func (s *Store) readEmpty(x *index) error {
+	names := x.empty
+	x.empty = nil
+	for _, name := range names {
+		addr, _ := parseName(name)
+		if err := s.scanFile(x, nil, name, addr, s.cfg.Wall()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) mono() time.Duration {
@@ -271,7 +323,7 @@ func (s *Store) scanned(x *index, tries int) (*index, error) {
 		}
 		now := s.cfg.Wall()
 		if x, err = s.scan(x); err != nil {
-			return nil, &Error{"read", s.cfg.Dir, err}
+			return nil, err
 		}
 		// A change within the tick of the last one would not show; nor need it under the
 		// lock, where there is none.
@@ -294,7 +346,7 @@ func (s *Store) scan(old *index) (*index, error) {
 	}
 	fd, err := s.fs.Openat(s.dirfd, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, err
+		return nil, &Error{"read", s.cfg.Dir, err}
 	}
 	defer s.fs.Close(fd)
 	now := s.cfg.Wall()
@@ -309,8 +361,11 @@ func (s *Store) scan(old *index) (*index, error) {
 		}
 		return rerr == nil
 	})
-	if err = errors.Join(err, rerr); err != nil {
-		return nil, err
+	if rerr != nil {
+		return nil, rerr
+	}
+	if err != nil {
+		return nil, &Error{"read", s.cfg.Dir, err}
 	}
 	if old != nil {
 		// What vanished was freed at some time before now (for the cooldown).
@@ -322,6 +377,8 @@ func (s *Store) scan(old *index) (*index, error) {
 			at := e.freed()
 			if e.used() {
 				at = max(s.mono(), 1)
+			} else if at < s.mono()-keepFreed {
+				continue
 			}
 			x.byIP[e.addr()] = x.slots()
 			x.data = append(x.data, e...)
@@ -363,12 +420,17 @@ func (s *Store) scanFile(x, old *index, name string, addr netip.Addr, now int64)
 	case errors.As(err, &odd), errors.As(err, &large), err == errUnsteady:
 		content = nil // nobody's, but the name is taken
 	case err != nil:
-		return err
+		return &Error{"read", filepath.Join(s.cfg.Dir, name), err}
+	}
+	// Of two spellings of an address host-local's own counts: the other is a person's.
+	if i, ok := x.find(addr); ok && x.slot(i).used() && name != addr.String() && !slices.Contains(x.empty, name) {
+		return nil
 	}
 	st := fsys.Stat{Ino: inc.Ino, Ctime: inc.Ctime}
 	if len(content) == 0 {
 		// host-local makes the name first and writes then, which may happen now.
 		st.Ctime = now
+		x.empty = append(x.empty, name)
 	}
 	x.take(addr, keyOfContent(bytes.TrimSpace(content)), &st, now)
 	return nil
@@ -470,8 +532,9 @@ func (tx *Tx) Rescan() error {
 	tx.x.head.mtime = 0
 	x, err := tx.s.scan(tx.x)
 	if err != nil {
-		return &Error{"read", tx.s.cfg.Dir, err}
+		return err
 	}
+	x.before = tx.x.before
 	tx.x = x
 	return nil
 }
@@ -503,7 +566,7 @@ func (tx *Tx) Reserved() (n int) {
 }
 
 // Reserve gives a draft its name. ok is false when the address has a reservation, whatever
-// the index says. The draft is used up when ok.
+// the index says. The draft is used up when ok, and the name is there, even beside an error.
 func (tx *Tx) Reserve(d *Draft, addr netip.Addr) (ok bool, err error) {
 	s := tx.s
 	name := addr.String()
@@ -524,6 +587,11 @@ func (tx *Tx) Reserve(d *Draft, addr netip.Addr) (ok bool, err error) {
 	st, err := s.fs.Fstat(d.fd)
 	if err == nil {
 		tx.x.take(addr, keyOfContent(bytes.TrimSpace(d.content)), &st, s.cfg.Wall())
+		err = failpoint.At(failpoint.IpamReserved)
+	}
+	if err != nil {
+		tx.stale = true
+		err = &Error{"reserve", filepath.Join(s.cfg.Dir, name), err}
 	}
 	d.temp = ""
 	s.Discard(d)
@@ -547,10 +615,17 @@ func (tx *Tx) Renew(h Held, netns uint64) error {
 	if inc != h.inc {
 		return fail(errUnsteady)
 	}
-	if err := s.stamp(&Draft{fd: fd, content: content}, netns); err != nil {
+	err = s.stamp(&Draft{fd: fd, content: content}, netns)
+	if err == nil {
+		err = failpoint.At(failpoint.IpamRenewed)
+	}
+	if err == nil {
+		err = s.fs.Fsync(fd)
+	}
+	if err != nil {
 		return fail(err)
 	}
-	return s.fs.Fsync(fd)
+	return nil
 }
 
 // Remove takes a reservation back if it is still the one that Owned gave.
@@ -574,7 +649,11 @@ func (tx *Tx) Unreserve(addr netip.Addr) error { return tx.unlink(addr, addr.Str
 func (tx *Tx) unlink(addr netip.Addr, name string) error {
 	s := tx.s
 	tx.dirty = true
-	if err := s.fs.unlinkIfThere(s.dirfd, name); err != nil {
+	err := failpoint.At(failpoint.IpamRemoveBefore)
+	if err == nil {
+		err = s.fs.unlinkIfThere(s.dirfd, name)
+	}
+	if err != nil {
 		return &Error{"release", filepath.Join(s.cfg.Dir, name), err}
 	}
 	// A file system that reports success and keeps the name (case L18).
@@ -582,6 +661,9 @@ func (tx *Tx) unlink(addr netip.Addr, name string) error {
 		return &Error{"release", filepath.Join(s.cfg.Dir, name), errStays}
 	}
 	tx.x.drop(addr, max(s.mono(), 1))
+	if err := failpoint.At(failpoint.IpamRemoved); err != nil {
+		return &Error{"release", filepath.Join(s.cfg.Dir, name), err}
+	}
 	return nil
 }
 
@@ -622,10 +704,17 @@ func (tx *Tx) SetLast(set int, addr netip.Addr) error {
 	if err := pwriteAll(s.fs, fd, text, 0); err != nil {
 		return fail(err)
 	}
+	if err := failpoint.At(failpoint.IpamLastWritten); err != nil {
+		return fail(err)
+	}
 	// A mark that stamps are to be looked for here; see hasStamp.
 	_ = s.fs.Fsetxattr(fd, StampAttr, []byte(stampVersion), 0)
 	// Cut after writing: host-local reads an empty one as "no such address".
-	if err := s.fs.Ftruncate(fd, int64(len(text))); err != nil {
+	err = s.fs.Ftruncate(fd, int64(len(text)))
+	if err == nil {
+		err = failpoint.At(failpoint.IpamLastCut)
+	}
+	if err != nil {
 		return fail(err)
 	}
 	return nil
@@ -660,8 +749,8 @@ func (tx *Tx) leave() {
 		return
 	}
 	// In the past, so that no later change can have it; odd, so that none has had it.
-	mark := s.cfg.Wall() - int64(tick) - rand.Int64N(int64(time.Millisecond))
-	if s.fs.Utimes(s.dirfd, st.Atime, mark) != nil {
+	mark := s.cfg.Wall() - int64(tick) - rand.Int64N(int64(time.Second))
+	if s.fs.Utimes(s.dirfd, st.Atime, mark) != nil || failpoint.At(failpoint.IpamIndexMarked) != nil {
 		return
 	}
 	// What the file system keeps of it: some have no nanoseconds.
