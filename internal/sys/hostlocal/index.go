@@ -1,6 +1,7 @@
 package hostlocal
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/crc32"
 	"hash/fnv"
@@ -136,8 +137,8 @@ type index struct {
 	// changed are the slots to be written; whole means all.
 	changed []int
 	whole   bool
-	// file is where it was loaded from.
-	file fsys.Key
+	// from is the header that it was loaded with.
+	from []byte
 	// empty are the names of files that were empty when they were read; see readEmpty.
 	empty []string
 	// before: what was freed before it need not be known any more.
@@ -244,7 +245,7 @@ func loadIndex(fs fsys.FS, path string) *index {
 	if !ok || len(buf) < end {
 		return nil
 	}
-	return &index{head: h, data: buf[indexHeader:end], file: st.Key()}
+	return &index{head: h, data: buf[indexHeader:end], from: bytes.Clone(buf[:indexHeader])}
 }
 
 // save writes what changed, the header last: whoever dies before leaves a header that
@@ -264,9 +265,11 @@ func (x *index) save(fs fsys.FS, path string) error {
 	if !st.Regular() {
 		return &notRegularError{st.Mode}
 	}
-	// Somebody may have removed or cut the one that was loaded.
-	if st.Key() != x.file || st.Size < int64(indexHeader+x.head.entries*indexEntry) {
-		x.whole = true
+	// Somebody may have removed, cut or replaced the one that was loaded.
+	if !x.whole {
+		now := make([]byte, indexHeader)
+		n, err := fs.Pread(fd, now, 0)
+		x.whole = err != nil || !bytes.Equal(now[:n], x.from) || st.Size < int64(indexHeader+x.head.entries*indexEntry)
 	}
 	x.head.entries = x.slots()
 	if x.whole {

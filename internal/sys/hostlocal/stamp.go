@@ -42,6 +42,10 @@ func parseStamp(text []byte, contentSum string) (claim.Stamp, error) {
 	if err1 != nil || err2 != nil || mono < 0 {
 		return claim.Stamp{}, errStamp
 	}
+	// Other spellings of a number are nothing that we write.
+	if strconv.FormatInt(mono, 10) != fields[2] || strconv.FormatUint(netns, 10) != fields[3] {
+		return claim.Stamp{}, errStamp
+	}
 	return claim.Stamp{Boot: fields[1], Mono: time.Duration(mono), Netns: netns}, nil
 }
 

@@ -291,3 +291,9 @@ func (y *yard) nextBoot() { y.boot, y.mono = bootB, 10*time.Second }
 func stampOf(boot string) claim.Stamp {
 	return claim.Stamp{Boot: boot, Mono: time.Minute, Netns: 4026532000}
 }
+
+func sortedJoin(list []string) string {
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return strings.Join(list, ",")
+}
