@@ -177,4 +177,3 @@ func (s *Store) scanFile(x, old *index, name string, addr netip.Addr, now int64)
 	x.take(addr, keyOfContent(bytes.TrimSpace(content)), &st, now)
 	return nil
 }
-
