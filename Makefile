@@ -19,7 +19,7 @@ REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,n
 
 FUZZTIME ?= 1m
 SOAK ?= 10m
-BENCH ?= node,shell,large,locks
+BENCH ?= node,shell,large,locks,ipam,heal
 
 CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
 TESTSUM = $(GO) run ./hack/testsum
@@ -71,7 +71,7 @@ demo: ## loses three DELs in a private namespace and gets the addresses back; ne
 	@$(GO) run ./hack/demo
 
 .PHONY: bench
-bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks selects
+bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks,ipam,heal selects
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o bin/floor ./bench/floor
 	$(GO) run ./bench -commit '$(COMMIT)' -parts '$(BENCH)'
 

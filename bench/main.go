@@ -17,6 +17,7 @@ import (
 type settings struct {
 	holdfast string // the binary
 	floor    string
+	ipam     string
 	commit   string
 	rounds   int
 	parts    []string
@@ -73,9 +74,10 @@ func parse(args []string) (settings, error) {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.StringVar(&s.holdfast, "holdfast", "bin/holdfast", "the holdfast `binary` to measure")
 	fs.StringVar(&s.floor, "floor", "bin/floor", "the `binary` of bench/floor, built with the same flags")
+	fs.StringVar(&s.ipam, "ipam", "bin/holdfast-ipam", "the holdfast-ipam `binary` to measure")
 	fs.StringVar(&s.commit, "commit", "unknown", "what the binary was built from")
 	fs.IntVar(&s.rounds, "rounds", 11, "how often each program is run")
-	fs.StringVar(&parts, "parts", "node,shell,large,locks", "what to measure: node, shell, large, locks")
+	fs.StringVar(&parts, "parts", "node,shell,large,locks,ipam,heal", "what to measure: node, shell, large, locks, ipam, heal")
 	fs.IntVar(&s.limits.reservations, "reservations", 10_000, "reservations of the node")
 	fs.IntVar(&s.limits.live, "netns", 250, "live namespaces of the node")
 	fs.IntVar(&s.limits.manyReservs, "large-reservations", 65_536, "reservations of the large node")
@@ -91,7 +93,7 @@ func parse(args []string) (settings, error) {
 	}
 	s.parts = strings.Split(parts, ",")
 	for _, p := range s.parts {
-		if !slices.Contains([]string{"node", "shell", "large", "locks"}, p) {
+		if !slices.Contains([]string{"node", "shell", "large", "locks", "ipam", "heal"}, p) {
 			return s, fmt.Errorf("unknown part %q", p)
 		}
 	}
@@ -116,6 +118,16 @@ func bench(ctx context.Context, s settings, out io.Writer) error {
 	}
 	if slices.Contains(s.parts, "locks") {
 		if err := locksPart(ctx, s, out); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(s.parts, "ipam") {
+		if err := ipamPart(ctx, s, out); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(s.parts, "heal") {
+		if err := healPart(ctx, s, out); err != nil {
 			return err
 		}
 	}
