@@ -259,18 +259,15 @@ func (t *turn) one(i int, set *allocator.RangeSet, want net.IP, own []hostlocal.
 }
 
 // anyFree reports whether a set has an address that could be handed out.
-func anyFree(tx *hostlocal.Tx, set *allocator.RangeSet, i int) (bool, error) {
-	iter, err := allocator.NewIPAllocator(set, lastOnly{}, i).GetIter()
-	if err != nil {
-		return false, err
-	}
+func anyFree(tx *hostlocal.Tx, set *allocator.RangeSet) bool {
+	w := newWalk(set, netip.Addr{})
 	for {
-		ip, _ := iter.Next()
-		if ip == nil {
-			return false, nil
+		addr, s := w.next()
+		if s == nil {
+			return false
 		}
-		if !tx.Taken(addrOf(ip.IP)) {
-			return true, nil
+		if !tx.Taken(addr) {
+			return true
 		}
 	}
 }
@@ -317,10 +314,9 @@ func (t *turn) wanted(i int, set *allocator.RangeSet, want net.IP) (*current.IPC
 	return &current.IPConfig{Address: net.IPNet{IP: want, Mask: rng.Subnet.Mask}, Gateway: rng.Gateway}, nil
 }
 
-// next goes round from the last reserved address, as host-local does; its own iterator
-// gives the order.
+// next goes round from the last reserved address, as host-local does.
 func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
-	last, hasLast := t.tx.Last(i)
+	last, _ := t.tx.Last(i)
 	if t.tx.Distrust != 0 && t.a.view == nil {
 		return nil, errLook
 	}
@@ -334,17 +330,13 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 				return nil, err
 			}
 		}
-		iter, err := allocator.NewIPAllocator(set, lastOnly{last, hasLast}, i).GetIter()
-		if err != nil {
-			return nil, err
-		}
+		w := newWalk(set, last)
 		held := 0
 		for {
-			ip, gw := iter.Next()
-			if ip == nil {
+			addr, s := w.next()
+			if s == nil {
 				break
 			}
-			addr := addrOf(ip.IP)
 			if t.tx.Taken(addr) || round.cooldown > 0 && t.tx.Cooling(addr, round.cooldown) {
 				continue
 			}
@@ -358,7 +350,7 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 			}
 			if ok {
 				t.mayTrust()
-				return &current.IPConfig{Address: *ip, Gateway: gw}, nil
+				return &current.IPConfig{Address: s.ip(addr), Gateway: s.gw}, nil
 			}
 		}
 		if round.rescan {
@@ -445,25 +437,3 @@ func lookAtKernel(ctx context.Context, now func() claim.Instant) *kernelView {
 	}
 	return v
 }
-
-// lastOnly is host-local's store as far as its iterator asks it.
-type lastOnly struct {
-	addr netip.Addr
-	ok   bool
-}
-
-func (l lastOnly) LastReservedIP(string) (net.IP, error) {
-	if !l.ok {
-		return nil, nil
-	}
-	return l.addr.AsSlice(), nil
-}
-
-func (lastOnly) Lock() error   { return errors.ErrUnsupported }
-func (lastOnly) Unlock() error { return errors.ErrUnsupported }
-func (lastOnly) Close() error  { return nil }
-func (lastOnly) Reserve(_, _ string, _ net.IP, _ string) (bool, error) {
-	return false, errors.ErrUnsupported
-}
-func (lastOnly) ReleaseByID(_, _ string) error { return errors.ErrUnsupported }
-func (lastOnly) GetByID(_, _ string) []net.IP  { return nil }

@@ -179,14 +179,12 @@ func (r *request) exhausted(ctx context.Context, store *hostlocal.Store) (*fullE
 	defer tx.End()
 	for i := range r.conf.Ranges {
 		set := &r.conf.Ranges[i]
-		free, err := anyFree(tx, set, i)
-		if err == nil && !free {
-			if err = tx.Rescan(); err == nil {
-				free, err = anyFree(tx, set, i)
+		free := anyFree(tx, set)
+		if !free {
+			if err := tx.Rescan(); err != nil {
+				return nil, err
 			}
-		}
-		if err != nil {
-			return nil, err
+			free = anyFree(tx, set)
 		}
 		if !free {
 			return &fullError{set: i, ranges: set.String(), reserved: tx.Reserved()}, nil

@@ -257,7 +257,7 @@ func FuzzReleaseID(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if !releaseID.MatchString(s) {
+		if !isReleaseID(s) {
 			return
 		}
 		if !filepath.IsLocal(s) || filepath.Base(s) != s || filepath.Clean(s) != s || s[0] == '.' || s[0] == '-' || len(s) > 255 || !isPlain(s) {

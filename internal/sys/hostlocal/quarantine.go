@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"regexp"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,7 +69,19 @@ type Move struct {
 	Inc       claim.Incarnation
 }
 
-var releaseID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+func isReleaseID(s string) bool {
+	if len(s) == 0 || len(s) > 128 {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		letter := c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+		if !letter && (i == 0 || c != '.' && c != '_' && c != '-') {
+			return false
+		}
+	}
+	return true
+}
 
 var (
 	errReleaseID = errors.New("not a release ID")
@@ -169,7 +180,7 @@ func (q *Quarantine) outside(qfd int, dirs ...string) error {
 // device number is not compared here: disks and overlays get others at a reboot, and
 // taking a standing original for a released one would be the worse mistake.
 func (q *Quarantine) Place(m Move) (origin, quarantined bool, err error) {
-	if !releaseID.MatchString(m.ReleaseID) {
+	if !isReleaseID(m.ReleaseID) {
 		return false, false, &Error{"place", m.ReleaseID, errReleaseID}
 	}
 	buf := make([]byte, maxContent+1)
@@ -223,7 +234,7 @@ func isOtherFile(err error) bool {
 // left: for retention, and to roll a copy back whose original still stands. Not there
 // is no error.
 func (q *Quarantine) Discard(id string) error {
-	if !releaseID.MatchString(id) {
+	if !isReleaseID(id) {
 		return &Error{"discard", id, errReleaseID}
 	}
 	fd, err := q.open()

@@ -158,7 +158,7 @@ func (r *releaseRun) valid() []int {
 	for i, m := range r.moves {
 		_, kind := parseName(filepath.Base(m.Path))
 		switch {
-		case !releaseID.MatchString(m.ReleaseID):
+		case !isReleaseID(m.ReleaseID):
 			r.set(i, Failed, errReleaseID)
 		case kind != nameReservation:
 			r.set(i, Failed, errNotIP)

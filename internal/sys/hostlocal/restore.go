@@ -35,7 +35,7 @@ var errRestored = errors.New("restored already")
 func (q *Quarantine) Restore(ctx context.Context, id, origPath string) error {
 	fail := func(err error) error { return &Error{"restore", origPath, err} }
 	addr, kind := parseName(filepath.Base(origPath))
-	if !releaseID.MatchString(id) {
+	if !isReleaseID(id) {
 		return &Error{"restore", id, errReleaseID}
 	}
 	if kind != nameReservation || !filepath.IsAbs(origPath) {

@@ -226,32 +226,41 @@ func (s *Store) indexPath() string {
 	return filepath.Join(s.cfg.RunDir, fmt.Sprintf("ipam-%d-%d.index", s.key.Dev, s.key.Ino))
 }
 
-// Begin waits for the lock, and returns with it held and with the directory known. An
-// index that does not count is made anew before the lock is taken. *ErrLocked when the lock
+// Begin waits for the lock, and returns with it held and with the directory known. Where
+// the index does not count, the lock is given back while the directory is read. *ErrLocked when the lock
 // cannot be had in time.
 func (s *Store) Begin(ctx context.Context) (*Tx, error) {
-	x, err := s.scanned(s.load(), 3)
+	dir := storeDir{s.fs, s.dirfd, s.cfg.Dir}
+	lock, err := s.locks.lockDir(ctx, dir, s.cfg.LockWait, s.cfg.Proc)
 	if err != nil {
 		return nil, err
 	}
-	lock, err := s.locks.lockDir(ctx, storeDir{s.fs, s.dirfd, s.cfg.Dir}, s.cfg.LockWait, s.cfg.Proc)
-	if err != nil {
-		return nil, err
-	}
-	tx := &Tx{s: s, lock: lock}
-	// Another process may have had its turn since: its index is nearly ours.
+	// Under the lock, since whoever had it until now may have left an index that counts.
+	x := s.load()
 	if !s.counts(x) {
-		if y := s.load(); y != nil {
-			x = y
+		lock.release()
+		if x, err = s.scanned(x, 3); err != nil {
+			return nil, err
+		}
+		if lock, err = s.locks.lockDir(ctx, dir, s.cfg.LockWait, s.cfg.Proc); err != nil {
+			return nil, err
+		}
+		// Another may have had its turn since; its index is as good a beginning.
+		if !s.counts(x) {
+			if y := s.load(); y != nil {
+				x = y
+			}
+		}
+		y := x
+		if x, err = s.scanned(y, 1); err == nil && x == y {
+			err = s.readEmpty(x)
+		}
+		if err != nil {
+			lock.release()
+			return nil, err
 		}
 	}
-	if tx.x, err = s.scanned(x, 1); err == nil && tx.x == x {
-		err = s.readEmpty(x)
-	}
-	if err != nil {
-		tx.lock.release()
-		return nil, err
-	}
+	tx := &Tx{s: s, lock: lock, x: x}
 	tx.x.before = s.mono() - keepFreed
 	switch {
 	case s.Fresh:
