@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -96,8 +97,11 @@ func parse(args *skel.CmdArgs) (*request, error) {
 	var own struct {
 		IPAM extras `json:"ipam"`
 	}
-	if err := json.Unmarshal(args.StdinData, &own); err != nil {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, "ipam: "+err.Error(), "")
+	// Reflection on a type costs more than all else here, and few configurations have these.
+	if mentions(args.StdinData, "cooldown", "locktimeout", "rundir", "statedir", "heal") {
+		if err := json.Unmarshal(args.StdinData, &own); err != nil {
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, "ipam: "+err.Error(), "")
+		}
 	}
 	for field, path := range map[string]string{"ipam.runDir": own.IPAM.RunDir, "ipam.stateDir": own.IPAM.StateDir, "ipam.heal.binary": own.IPAM.Heal.Binary, "ipam.heal.socket": own.IPAM.Heal.Socket} {
 		if path != "" && !filepath.IsAbs(path) {
@@ -144,6 +148,18 @@ func (r *request) close(s *hostlocal.Store) {
 	_ = d.Close()
 }
 
+// mentions reports whether a JSON text may have one of these words, which are in lower
+// case, somewhere: keys match in any case, and any character may be written as an escape.
+func mentions(text []byte, words ...string) bool {
+	text = bytes.ToLower(text)
+	for _, w := range append(words, `\u`) {
+		if bytes.Contains(text, []byte(w)) {
+			return true
+		}
+	}
+	return false
+}
+
 // checkRequested refuses a null among the requested addresses, on which host-local's loader
 // panics. What is not of this shape is for the loader to refuse.
 func checkRequested(stdin []byte) error {
@@ -157,7 +173,7 @@ func checkRequested(stdin []byte) error {
 			IPs []*json.RawMessage `json:"ips"`
 		} `json:"runtimeConfig"`
 	}
-	if json.Unmarshal(stdin, &c) != nil {
+	if !mentions(stdin, "null") || json.Unmarshal(stdin, &c) != nil {
 		return nil
 	}
 	for field, list := range map[string][]*json.RawMessage{"args.cni.ips": c.Args.CNI.IPs, "runtimeConfig.ips": c.RuntimeConfig.IPs} {

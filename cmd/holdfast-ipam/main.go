@@ -28,7 +28,6 @@ var (
 func main() {
 	// A process of some milliseconds and MB is through before a collection pays.
 	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(256 << 20)
 	// A runtime that does not read any more must not end us before what was reserved is
 	// taken back.
 	signal.Ignore(syscall.SIGPIPE)
