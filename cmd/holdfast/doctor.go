@@ -111,6 +111,7 @@ func examine(ctx context.Context, o *options) (*examination, error) {
 		{"locks", x.locks(ctx)},
 		{"state", x.stateDir()},
 		{"configuration", x.configuration()},
+		{"allocator", x.allocator()},
 		{"versions", x.versions()},
 		{"boots", x.boots()},
 	}
