@@ -57,8 +57,10 @@ func cmdAdd(args *skel.CmdArgs) error {
 	if errors.As(err, &full) {
 		healed := r.heal(ctx, full)
 		// Whatever it says: some may have gone before it failed, or by a DEL meanwhile.
-		a.view = nil
-		ips, err = a.allocate(ctx)
+		if still, lookErr := r.exhausted(ctx, store); lookErr != nil || still == nil {
+			a.view = nil
+			ips, err = a.allocate(ctx)
+		}
 		if errors.As(err, &full) {
 			return fmt.Errorf("failed to allocate for range %d: %w; %s", full.set, full, healed)
 		}

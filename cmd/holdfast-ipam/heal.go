@@ -197,8 +197,11 @@ func (r *request) runHealer(ctx context.Context, q wire.HealRequest, lock *os.Fi
 	cmd.WaitDelay = time.Second
 	runErr := cmd.Run()
 	if p, err = wire.ReadResponse(&out); err != nil {
-		text := bytes.TrimSpace(errs.Bytes())
-		return p, fmt.Errorf("%s heal: %w: %.300q", bin, cmp.Or(runErr, err), text)
+		err = fmt.Errorf("%s heal: %w", bin, cmp.Or(runErr, err))
+		if text := bytes.TrimSpace(errs.Bytes()); len(text) > 0 {
+			err = fmt.Errorf("%w: %.300q", err, text)
+		}
+		return p, err
 	}
 	return p, nil
 }

@@ -267,6 +267,10 @@ func (c config) json(typ string) string {
 	if c.dataDir != "" {
 		fmt.Fprintf(&b, `, "dataDir": %q`, c.dataDir)
 	}
+	if typ == oursType && filepath.IsAbs(c.dataDir) {
+		// Nothing is left on the machine.
+		fmt.Fprintf(&b, `, "stateDir": %q`, filepath.Join(filepath.Dir(c.dataDir), "state"))
+	}
 	if c.ipam != "" {
 		b.WriteString(", " + c.ipam)
 	}

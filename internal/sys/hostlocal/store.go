@@ -53,7 +53,7 @@ type Store struct {
 	buf   []byte
 	// Fresh is true when this call made the directory.
 	Fresh bool
-	// NewBoot is true when Begin saw no earlier look at this directory in this boot.
+	// NewBoot is true once a Begin saw no earlier look at this directory in this boot.
 	NewBoot bool
 	// Unstamped says why the last draft has no stamp; nil when it has one.
 	Unstamped error
@@ -268,7 +268,7 @@ func (s *Store) Begin(ctx context.Context) (*Tx, error) {
 	case tx.x.head.distrust == 0 && (s.cfg.Boot == "" || tx.x.head.boot != s.cfg.Boot):
 		tx.x.head.distrust = sinceBoot
 	}
-	s.NewBoot = tx.x.head.boot != s.cfg.Boot
+	s.NewBoot = s.NewBoot || tx.x.head.boot != s.cfg.Boot
 	tx.x.head.boot = s.cfg.Boot
 	tx.Distrust = tx.x.head.distrust
 	return tx, nil
