@@ -119,6 +119,9 @@ func (s *Store) scan(old *index) (*index, error) {
 			at := e.freed()
 			if e.used() {
 				at = max(s.mono(), 1)
+				// By host-local's DEL or a collector, or by a person who empties the directory
+				// while Pods live (case F12): the kernel tells, in one look.
+				x.head.distrust = max(x.head.distrust, sinceBoot)
 			} else if at < s.mono()-keepFreed {
 				continue
 			}

@@ -211,7 +211,7 @@ type Tx struct {
 	// Distrust is since when, on CLOCK_MONOTONIC, an address that nobody has reserved may
 	// be in use all the same; 0 = not. Trust ends it. It begins when the directory is
 	// new, when a last_reserved_ip is lost, and, as sinceBoot, with the first look at the
-	// directory in this boot.
+	// directory in this boot and when others removed names.
 	Distrust time.Duration
 }
 

@@ -317,7 +317,10 @@ func TestDistrust(t *testing.T) {
 	look("trusted", state{}, last(true))
 	look("that lasts too", state{}, nil)
 	y.foreign("10.0.0.3", "b")
-	look("host-local's work is no reason", state{}, nil)
+	look("host-local's ADD is no reason", state{}, nil)
+	y.must(y.disk.Remove(filepath.Join(memStore, "10.0.0.3")))
+	look("names that others removed are", state{true, false}, nil)
+	look("it lasts", state{true, false}, trust)
 	for what, do := range map[string]func(){
 		"gone":        func() { y.must(y.disk.Remove(name)) },
 		"empty":       func() { y.must(y.disk.WriteFile(name, nil)) },
