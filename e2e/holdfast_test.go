@@ -19,30 +19,32 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/testenv/nodecheck"
 )
 
-// binEnv names the program under test. TestMain sets it when it is not set.
-const binEnv = "HOLDFAST_BIN"
+// binEnv and ipamEnv name the programs under test. TestMain sets what is not set. The second
+// ends with /holdfast-ipam.
+const (
+	binEnv  = "HOLDFAST_BIN"
+	ipamEnv = "HOLDFAST_IPAM_BIN"
+)
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
-// run builds holdfast as it is released, static, once for all tests.
+// run builds the programs as they are released, static, once for all tests.
 func run(m *testing.M) int {
-	if os.Getenv(binEnv) != "" {
-		return m.Run()
-	}
 	dir, err := os.MkdirTemp("", "hfbin-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	bin := filepath.Join(dir, "holdfast")
-	if err := build(bin); err != nil {
-		fmt.Fprintln(os.Stderr, "build holdfast:", err)
-		return 1
-	}
-	if err := os.Setenv(binEnv, bin); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	for name, env := range map[string]string{"holdfast": binEnv, "holdfast-ipam": ipamEnv} {
+		if os.Getenv(env) != "" {
+			continue
+		}
+		bin := filepath.Join(dir, name)
+		if err := errors.Join(build(bin), os.Setenv(env, bin)); err != nil {
+			fmt.Fprintf(os.Stderr, "build %s: %v\n", name, err)
+			return 1
+		}
 	}
 	return m.Run()
 }
@@ -56,7 +58,7 @@ func build(to string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", to, "./cmd/holdfast")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-o", to, "./cmd/"+filepath.Base(to))
 	cmd.Dir, cmd.Env, cmd.Stderr = root, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
 	return cmd.Run()
 }

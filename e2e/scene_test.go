@@ -89,7 +89,10 @@ func (s scene) check(t *testing.T, when string, want ...[]reservation) {
 // root is lost before it starts again (case L14). The old are living sandboxes from
 // before the loss: no runtime knows them, only kernel and process do.
 func wipedRoot(t *testing.T, v cri.Version, dead, old, young int) scene {
-	node := cri.Start(t, v)
+	return wipe(t, cri.Start(t, v), dead, old, young)
+}
+
+func wipe(t *testing.T, node *cri.Runtime, dead, old, young int) scene {
 	network := node.Network().Name
 	gone := node.RunSandboxes(t, "gone", dead)
 	before := node.RunSandboxes(t, "old", old)

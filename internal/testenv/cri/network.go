@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,7 +17,7 @@ import (
 	"time"
 )
 
-// Network is a CNI configuration list: bridge with host-local, and what is chained.
+// Network is a CNI configuration list: bridge with host-local or another IPAM, and what is chained.
 type Network struct {
 	Name   string
 	Bridge string       // at most 15 bytes
@@ -25,6 +26,8 @@ type Network struct {
 	First, Last netip.Addr
 	// Chain are plugin types after the bridge. "portmap" gets its capability.
 	Chain []string
+	// IPAM are members of "ipam" beside or instead of those above, such as "type".
+	IPAM map[string]any
 }
 
 // newNetwork draws a network that no other test run has: 64 bits of name, a /24 out
@@ -54,10 +57,9 @@ func (n Network) conflist(dataDir string) ([]byte, error) {
 	if n.Last.IsValid() {
 		r["rangeEnd"] = n.Last.String()
 	}
-	plugins := []object{{
-		"type": "bridge", "bridge": n.Bridge, "isGateway": true, "ipMasq": false,
-		"ipam": object{"type": "host-local", "dataDir": dataDir, "ranges": [][]object{{r}}},
-	}}
+	ipam := object{"type": "host-local", "dataDir": dataDir, "ranges": [][]object{{r}}}
+	maps.Copy(ipam, n.IPAM)
+	plugins := []object{{"type": "bridge", "bridge": n.Bridge, "isGateway": true, "ipMasq": false, "ipam": ipam}}
 	for _, t := range n.Chain {
 		p := object{"type": t}
 		if t == "portmap" {
@@ -104,6 +106,14 @@ func signature(n Network) string {
 func (r *Runtime) InstallPlugin(t testing.TB, name, script string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(r.p.binDir, name), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// InstallProgram puts a program into the runtime's bin directory, under its own name.
+func (r *Runtime) InstallProgram(t testing.TB, path string) {
+	t.Helper()
+	if err := linkOrCopy(path, filepath.Join(r.p.binDir, filepath.Base(path))); err != nil {
 		t.Fatal(err)
 	}
 }
