@@ -51,7 +51,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 	}
 	defer r.close(store)
 	ctx := context.Background()
-	a := &adder{r: r, store: store, netns: netns}
+	a := &adder{r: r, store: store, netns: netns, from: map[int]netip.Addr{}}
 	ips, err := a.allocate(ctx)
 	var full *fullError
 	if errors.As(err, &full) {
@@ -84,6 +84,8 @@ type adder struct {
 	view *kernelView
 	// made are the addresses that this ADD reserved.
 	made []netip.Addr
+	// from is where the first try began to search in each set: another begins there too.
+	from map[int]netip.Addr
 }
 
 // fullError: nothing is free in a range set.
@@ -319,6 +321,11 @@ func (t *turn) wanted(i int, set *allocator.RangeSet, want net.IP) (*current.IPC
 // next goes round from the last reserved address, as host-local does.
 func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 	last, _ := t.tx.Last(i)
+	if from, tried := t.a.from[i]; tried {
+		last = from
+	} else {
+		t.a.from[i] = last
+	}
 	if t.tx.Distrust != 0 && t.a.view == nil {
 		return nil, errLook
 	}
