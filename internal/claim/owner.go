@@ -65,6 +65,12 @@ func isDigit(c byte) bool    { return c >= '0' && c <= '9' }
 func isLowerHex(c byte) bool { return isDigit(c) || c >= 'a' && c <= 'f' }
 func isHex(c byte) bool      { return isLowerHex(c) || c >= 'A' && c <= 'F' }
 
+// IsUUID reports whether s is a UUID in lower case, as the kernel spells boot IDs and
+// runtimes their network namespaces.
+func IsUUID(s string) bool {
+	return len(s) == 36 && isUUIDs(s) && !strings.ContainsFunc(s, func(r rune) bool { return r >= 'A' && r <= 'F' })
+}
+
 // isUUIDs: one UUID, or several with dots between.
 func isUUIDs(s string) bool {
 	for part := range strings.SplitSeq(s, ".") {

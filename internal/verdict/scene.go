@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -633,19 +632,21 @@ func (s *scene) vouched(n *claim.Netns) bool {
 	return true
 }
 
-var (
-	// containerd's internal/cri and pkg/netns: "cni-" and a random UUID.
-	containerdNetns = regexp.MustCompile(`^cni-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	// CRI-O (internal/config/nsmgr): a bare UUID.
-	crioNetns = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-)
+// containerdNetns: containerd's internal/cri and pkg/netns use "cni-" and a random UUID.
+func containerdNetns(base string) bool {
+	id, ok := strings.CutPrefix(base, "cni-")
+	return ok && claim.IsUUID(id)
+}
+
+// crioNetns: CRI-O (internal/config/nsmgr) uses a bare UUID.
+func crioNetns(base string) bool { return claim.IsUUID(base) }
 
 func namesLike(runtime, base string) bool {
 	switch runtime {
 	case "containerd":
-		return containerdNetns.MatchString(base)
+		return containerdNetns(base)
 	case "cri-o":
-		return crioNetns.MatchString(base)
+		return crioNetns(base)
 	}
 	return false
 }
@@ -655,6 +656,6 @@ func namesLike(runtime, base string) bool {
 func runtimeNamed(n *claim.Netns) bool {
 	return slices.ContainsFunc(n.Mounts, func(m string) bool {
 		b := path.Base(m)
-		return containerdNetns.MatchString(b) || crioNetns.MatchString(b)
+		return containerdNetns(b) || crioNetns(b)
 	})
 }

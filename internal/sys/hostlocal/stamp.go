@@ -34,7 +34,7 @@ func formatStamp(s claim.Stamp, content []byte) []byte {
 // parseStamp reads a stamp of content with that sum.
 func parseStamp(text []byte, contentSum string) (claim.Stamp, error) {
 	fields := strings.Split(string(text), " ")
-	if len(fields) != 5 || fields[0] != stampVersion || fields[4] != contentSum || !isBootID(fields[1]) {
+	if len(fields) != 5 || fields[0] != stampVersion || fields[4] != contentSum || !claim.IsUUID(fields[1]) {
 		return claim.Stamp{}, errStamp
 	}
 	mono, err1 := strconv.ParseInt(fields[2], 10, 64)
@@ -47,27 +47,6 @@ func parseStamp(text []byte, contentSum string) (claim.Stamp, error) {
 		return claim.Stamp{}, errStamp
 	}
 	return claim.Stamp{Boot: fields[1], Mono: time.Duration(mono), Netns: netns}, nil
-}
-
-// isBootID: a UUID in the kernel's spelling.
-func isBootID(s string) bool {
-	if len(s) != 36 {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		switch i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return false
-			}
-		default:
-			if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // hasStamp reports whether a last_reserved_ip.N is one that our own IPAM wrote, which

@@ -46,7 +46,7 @@ func TestIsBootID(t *testing.T) {
 		strings.Replace(bootA, "-", "1", 1): false, strings.Replace(bootA, "1", "-", 1): false,
 		"g" + bootA[1:]: false, "A" + bootA[1:]: false, strings.Repeat("-", 36): false,
 	} {
-		if isBootID(id) != want {
+		if claim.IsUUID(id) != want {
 			t.Errorf("%q: %v", id, !want)
 		}
 	}

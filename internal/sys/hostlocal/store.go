@@ -179,7 +179,7 @@ func (s *Store) Draft(id, ifName string, netns uint64) (*Draft, error) {
 var errNoBoot = errors.New("the boot ID is not known")
 
 func (s *Store) stamp(d *Draft, netns uint64) error {
-	if !isBootID(s.cfg.Boot) || s.cfg.Mono == nil {
+	if !claim.IsUUID(s.cfg.Boot) || s.cfg.Mono == nil {
 		return errNoBoot
 	}
 	if err := failpoint.At(failpoint.IpamXattr); err != nil {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -22,7 +21,7 @@ const MaxPast = 64
 var ErrBootReturned = errors.New("a boot that was over is back: this state directory is used from two places, or was restored; " +
 	"no boot counts as past until the file is removed")
 
-var bootID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+func isBootID(s string) bool { return claim.IsUUID(s) }
 
 // bootHistory is the one line of the boots file.
 type bootHistory struct {
@@ -65,7 +64,7 @@ func (h bootHistory) facts() claim.BootFacts {
 // could not be read or written. current must be a boot ID in the kernel's spelling,
 // else ErrInvalid and no facts.
 func (d *Dir) ObserveBoot(current string) (claim.BootFacts, error) {
-	if !bootID.MatchString(current) {
+	if !isBootID(current) {
 		return claim.BootFacts{}, &Error{Op: "write", Object: d.file(bootsFile), Err: fmt.Errorf("%w: no boot ID", ErrInvalid)}
 	}
 	none := claim.BootFacts{Current: current}
@@ -124,7 +123,7 @@ func (d *Dir) readBoots() (bootHistory, error) {
 			return damaged("it cannot be read")
 		}
 		ids := append(slices.Clone(h.Past), h.Current)
-		if len(ids) > MaxPast+1 || slices.ContainsFunc(ids, func(s string) bool { return !bootID.MatchString(s) }) {
+		if len(ids) > MaxPast+1 || slices.ContainsFunc(ids, func(s string) bool { return !isBootID(s) }) {
 			return damaged("it holds something that is no boot ID, or too many")
 		}
 		return nil

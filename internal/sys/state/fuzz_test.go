@@ -204,7 +204,7 @@ func FuzzBoots(f *testing.F) {
 		}
 		// Past is only what stood there as seen (F23); in doubt, nothing.
 		for _, p := range facts.Past {
-			if !bootID.MatchString(p) || p != was.Current && !slices.Contains(was.Past, p) {
+			if !isBootID(p) || p != was.Current && !slices.Contains(was.Past, p) {
 				t.Fatalf("%q is past, and there was %+v", p, was)
 			}
 		}
