@@ -212,6 +212,9 @@ func (f *floor) dump(path string) error {
 	}
 	err = unix.Setns(ns, unix.CLONE_NEWNET)
 	unix.Close(ns)
+	if err == unix.EINVAL {
+		return nil // the path is of another mount namespace, and here no namespace
+	}
 	if err != nil {
 		return err
 	}
