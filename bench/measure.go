@@ -78,7 +78,7 @@ func median(list []time.Duration) time.Duration {
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d.Microseconds())/1000) }
 
 func (s *summary) print(out io.Writer) {
-	fmt.Fprintf(out, "  %-22s runs %2d  wall median %9s ms (min %s, max %s)  CPU median %8s ms (min %s)  RSS max %.1f MB\n",
+	fmt.Fprintf(out, "  %-28s runs %2d  wall median %9s ms (min %s, max %s)  CPU median %8s ms (min %s)  RSS max %.1f MB\n",
 		s.name, len(s.wall), ms(median(s.wall)), ms(slices.Min(s.wall)), ms(slices.Max(s.wall)),
 		ms(median(s.cpu)), ms(slices.Min(s.cpu)), float64(s.rss)/1e6)
 }
