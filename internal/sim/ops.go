@@ -264,24 +264,28 @@ func (w *World) crashDisk(rng *rand.Rand) {
 	}
 	w.rebase()
 	w.checkLost()
+	w.forgetTorn()
 }
 
 // setDisk makes the disk well again, or breaks a part of it.
 func (w *World) setDisk(mode int) {
 	w.faults = mode != 0
-	w.disk.SetReadOnly("/", false)
-	w.disk.SetFree("/", 1<<40)
-	w.disk.Deny(dataDir, nil)
-	w.disk.Deny(stateDir, nil)
+	for _, dir := range []string{"/", stateDir} {
+		// Where there is none yet there is nothing to make well.
+		_ = w.disk.SetReadOnly(dir, false)
+		_ = w.disk.SetFree(dir, -1)
+		_ = w.disk.Deny(dir, nil)
+	}
 	switch mode {
 	case 1:
-		w.disk.SetFree("/", 0)
+		_ = w.disk.SetFree("/", 0)
+		_ = w.disk.SetFree(stateDir, 0)
 	case 2:
-		w.disk.SetReadOnly("/", true)
+		_ = w.disk.SetReadOnly("/", true)
 	case 3:
-		w.disk.Deny(stateDir, unix.EROFS)
+		_ = w.disk.Deny(stateDir, unix.EROFS)
 	case 4:
-		w.disk.Deny(stateDir, unix.EIO)
+		_ = w.disk.Deny(stateDir, unix.EIO)
 	}
 }
 

@@ -215,6 +215,9 @@ func (w *World) ward(f *file) *container {
 func (w *World) finish(r *run, rep Report, alive bool) {
 	w.observe(r)
 	duties := w.subject.Duties()
+	if r.cmd.Verb == Undo {
+		w.undone(r, rep)
+	}
 	if w.fail != nil || !duties.Journals {
 		return
 	}
@@ -227,6 +230,23 @@ func (w *World) finish(r *run, rep Report, alive bool) {
 	w.checkWhole(r)
 	if r.cmd.Verb == Undo {
 		w.checkUndo(rep)
+	}
+}
+
+// undone notes what an undo holds, which is the address for the rest of the boot. One that
+// was killed or failed may have held what it did not put back.
+func (w *World) undone(r *run, rep Report) {
+	for _, p := range rep.Undone {
+		w.ledger.undone[p] = w.bootN
+		// It stood there again already, word for word: the copy goes then.
+		if f := w.ledger.files[p]; f != nil {
+			w.ledger.moved = slices.DeleteFunc(w.ledger.moved, func(m *file) bool { return m.path == p && bytes.Equal(m.content, f.content) })
+		}
+	}
+	if !r.proc.Alive() || rep.Refused != nil || r.dirty {
+		for _, m := range w.ledger.moved {
+			w.ledger.undone[m.path] = w.bootN
+		}
 	}
 }
 

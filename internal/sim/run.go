@@ -194,7 +194,7 @@ func (w *World) quiesce() {
 	w.command(Command{Verb: Unhold})
 	// What was seen once goes after its grace; what waits for another's namespace goes after
 	// that has gone, which takes the longer one, and then its own.
-	for _, d := range []time.Duration{0, grace + time.Second, orphanGrace + time.Second, orphanGrace + time.Second, grace + time.Second, grace + time.Second} {
+	for _, d := range []time.Duration{0, grace + time.Second, orphanGrace + time.Second, orphanGrace + time.Second, grace + time.Second, orphanGrace + time.Second, orphanGrace + time.Second} {
 		w.pass(d, true)
 		w.command(Command{Verb: GC})
 		if w.fail != nil || w.reclaimed() {
@@ -272,7 +272,13 @@ func (w *World) mayStay(f *file) string {
 			if g.foreign || w.ledger.undone[g.path] == w.bootN || g.c != nil && g.c.living() && g.addr == f.addr {
 				return "its namespace may be needed by another file that stays"
 			}
+			if n := w.kernelHolder(g.addr); n != nil && n.c.id == f.c.id && (g.c == nil || g.c.id != f.c.id) && !w.reserves(f.c.id, g.addr) {
+				return "its namespace holds what only another's file reserves: a conflict, though both are dead"
+			}
 		}
+	}
+	if why := w.disputed(f.c.id); why != "" {
+		return why
 	}
 	// An attachment, and what a conflict of its container keeps, goes as a whole.
 	if f.c.ns != nil && w.rts[f.c.rt].name == "podman" {
@@ -283,11 +289,46 @@ func (w *World) mayStay(f *file) string {
 		if g == f || g.c == nil || g.c.id != f.c.id {
 			continue
 		}
-		if g.held || w.ledger.undone[g.path] == w.bootN || w.ward(g) != nil || w.contested(g.addr) {
+		if g.held || w.ledger.undone[g.path] == w.bootN || w.ward(g) != nil || w.contested(g.addr) || w.cachedBy(g) != "" {
 			return "its sibling stays"
 		}
 	}
 	return ""
+}
+
+// disputed says why an address of the ID, in whatever network, may be somebody else's who
+// lives: that keeps all of the ID's.
+func (w *World) disputed(id string) string {
+	for _, c := range w.all {
+		if c.id != id {
+			continue
+		}
+		for _, a := range c.addrs {
+			addr := a.String()
+			if o := w.holder(addr, c); o != nil && o.id != id && !w.reserves(o.id, addr) {
+				return "an address of its container is that of a living one without a reservation"
+			}
+			if w.kernelHolder(addr) == nil {
+				continue
+			}
+			for _, o := range w.traces {
+				if !o.living() && o.listed && slices.Contains(o.addrs, a) {
+					return "a NotReady sandbox and an unused namespace excuse each other"
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// reserves reports whether a file of the ID has the address.
+func (w *World) reserves(id, addr string) bool {
+	for _, g := range w.ledger.files {
+		if g.c != nil && g.c.id == id && g.addr == addr {
+			return true
+		}
+	}
+	return false
 }
 
 // pinned reports whether a namespace of the ID is left.
@@ -401,6 +442,8 @@ func parseConfig(text string) (Config, error) {
 			c.Small = n != 0
 		case "follow":
 			c.Follow = n != 0
+		case "cross":
+			c.Cross = n != 0
 		case "runtimes":
 			c.Runtime = n & 7
 		default:
@@ -417,10 +460,10 @@ func (c Config) text() string {
 		}
 		return 0
 	}
-	return fmt.Sprintf("dual=%d small=%d follow=%d runtimes=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), c.Runtime)
+	return fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime)
 }
 
 // randomConfig is a seed's node.
 func randomConfig(r *rand.Rand) Config {
-	return Config{Dual: r.IntN(4) == 0, Small: r.IntN(4) == 0, Follow: r.IntN(2) == 0, Runtime: []int{1, 1, 1, 2, 3, 4, 5, 7}[r.IntN(8)]}
+	return Config{Dual: r.IntN(4) == 0, Small: r.IntN(4) == 0, Follow: r.IntN(2) == 0, Cross: r.IntN(4) == 0, Runtime: []int{1, 1, 1, 2, 3, 4, 5, 7}[r.IntN(8)]}
 }

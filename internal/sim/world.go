@@ -153,6 +153,7 @@ type Config struct {
 	Runtime int  // bit mask: containerd, CRI-O, podman
 	Small   bool // ranges of six addresses
 	Follow  bool // stores that only the cache names are looked at too
+	Cross   bool // the state directory lies on a device of its own, which may lack O_TMPFILE
 }
 
 // cri reports whether some runtime speaks CRI.
@@ -189,6 +190,11 @@ func newWorld(cfg Config, subject Subject) *World {
 	w.ledger.holds, w.ledger.undone = map[string]bool{}, map[string]int{}
 	for _, d := range []string{dataDir, cacheDir + "/results", confDir, "/var/lib", "/run"} {
 		_ = w.disk.MkdirAll(d)
+	}
+	if cfg.Cross {
+		_ = w.disk.MkdirAll(stateDir)
+		_ = w.disk.Mount(stateDir, memfs.Caps{NoReplace: cfg.Small})
+		_ = w.disk.SetCaps("/", memfs.Caps{NoTmpfile: cfg.Dual})
 	}
 	for i := range w.nets {
 		w.named(i)

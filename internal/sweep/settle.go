@@ -102,7 +102,7 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 	case undo && en.Intent.Boot != rec.At.Boot:
 		// Put back in a boot that is past: what lies there is judged as anything else.
 		rec.Outcome = journal.UndoRestored
-		return rec, e.Holds.Unhold(holdOf(en))
+		return rec, errors.Join(e.discardTorn(en, rec), e.Holds.Unhold(holdOf(en)))
 	case undo:
 		// The hold first, as in undoOne: it may not have been written.
 		if _, err := e.Holds.Hold(holdOf(en), en.ID); err != nil {
@@ -136,7 +136,20 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 		// An address that stays keeps its cache file, which may be gone already.
 		return rec, e.cacheBack(&rec, en)
 	}
+	if rec.Outcome == journal.OutcomeGone {
+		return rec, e.discardTorn(en, rec)
+	}
 	return rec, nil
+}
+
+// discardTorn removes what a power loss left of a quarantined file: the allocator does not
+// fsync what it writes. In the boot of the release a file that is not the judged one may
+// be another's that could not be put back; it stays.
+func (e *Engine) discardTorn(en journal.Entry, rec journal.Record) error {
+	if en.Intent.Boot == rec.At.Boot {
+		return nil
+	}
+	return e.Vault.Discard(en.ID)
 }
 
 // cacheBack writes the cache file of an address that stands in its store, if it went

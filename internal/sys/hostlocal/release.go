@@ -99,14 +99,15 @@ func (q *Quarantine) Release(ctx context.Context, dir string, moves []Move, opt 
 
 // releaseRun is one call of Release.
 type releaseRun struct {
-	q     *Quarantine
-	fs    files
-	store storeDir
-	qfd   int
-	moves []Move
-	opt   ReleaseOptions
-	out   []Outcome // State "" is undecided
-	buf   []byte
+	q       *Quarantine
+	fs      files
+	store   storeDir
+	qfd     int
+	moves   []Move
+	opt     ReleaseOptions
+	out     []Outcome // State "" is undecided
+	buf     []byte
+	dropped bool // a copy was taken back
 }
 
 func (r *releaseRun) name(i int) string { return filepath.Base(r.moves[i].Path) }
@@ -328,9 +329,15 @@ func (r *releaseRun) copyAndUnlink(ctx context.Context, todo []int) error {
 		copied, err = r.underLock(ctx, copied, r.unlink)
 	}
 	for _, i := range copied {
-		err = errors.Join(err, r.fs.unlinkIfThere(r.qfd, r.moves[i].ReleaseID))
+		err = errors.Join(err, r.drop(i))
 	}
 	return err
+}
+
+// drop takes a copy back whose original stays.
+func (r *releaseRun) drop(i int) error {
+	r.dropped = true
+	return r.fs.unlinkIfThere(r.qfd, r.moves[i].ReleaseID)
 }
 
 // copy puts a copy of one reservation into the quarantine. False: the outcome is set.
@@ -387,7 +394,7 @@ func (r *releaseRun) unlink(i int) bool {
 		r.set(i, s, err)
 	}
 	if r.out[i].State != Moved {
-		if err := r.fs.unlinkIfThere(r.qfd, r.moves[i].ReleaseID); err != nil {
+		if err := r.drop(i); err != nil {
 			r.out[i].Err = errors.Join(r.out[i].Err, &Error{"discard", r.moves[i].ReleaseID, err})
 		}
 	}
@@ -417,14 +424,18 @@ func (r *releaseRun) unlinked(i int) (State, error) {
 	return Moved, errors.Join(err, failpoint.At(failpoint.ReleaseUnlinkAfter))
 }
 
-// sync makes the moves durable, once per batch and after the lock.
+// sync makes the moves durable, once per batch and after the lock, and so that a copy was
+// taken back: after a power loss the quarantine would hold what its journal calls failed.
 func (r *releaseRun) sync() error {
 	any := false
 	for _, o := range r.out {
 		any = any || o.State == Moved
 	}
-	if !any {
+	switch {
+	case !any && !r.dropped:
 		return nil
+	case !any:
+		return r.fs.syncErr(r.qfd, r.q.Dir)
 	}
 	err := errors.Join(r.fs.syncErr(r.qfd, r.q.Dir), failpoint.At(failpoint.ReleaseVaultSynced), r.fs.syncErr(r.store.fd, r.store.path), failpoint.At(failpoint.ReleaseStoreSynced))
 	if err != nil {
