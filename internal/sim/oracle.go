@@ -205,7 +205,8 @@ func (w *World) ward(f *file) *container {
 			return nil
 		}
 	}
-	if o.kind == plain || o.kind == noproc || o.listed && o.ready {
+	// Of what is not in the kernel only its runtime can tell, if there ever was an answer.
+	if o.kind == plain || o.kind == noproc || o.listed && o.ready && w.rts[o.rt].mode == rtOK {
 		return o
 	}
 	return nil

@@ -361,7 +361,9 @@ func (w *World) cachedBy(f *file) string {
 			continue
 		}
 		for _, c := range w.traces {
-			if c.living() && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
+			// A file without an owner is also asked for by the namespaces of those.
+			counts := c.living() || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
+			if counts && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
 				return c.id
 			}
 		}
