@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,9 +28,10 @@ func main() {
 	flag.DurationVar(&o.limit, "for", 10*time.Minute, "how long to run")
 	flag.IntVar(&o.workers, "j", runtime.GOMAXPROCS(0), "how many runs at a time")
 	flag.Uint64Var(&o.seed, "seed", 0, "the first seed; 0 takes one from the clock")
-	flag.IntVar(&o.steps, "steps", 200, "operations a seed")
+	flag.IntVar(&o.steps, "steps", 120, "operations a seed")
 	flag.BoolVar(&o.quiet, "quiet", false, "only the last line")
 	flag.Parse()
+	debug.SetGCPercent(800) // a node is small, and gone after some milliseconds
 	if o.seed == 0 {
 		// Away from the seeds of the tests and of other soaks.
 		o.seed = uint64(time.Now().Unix()) << 20

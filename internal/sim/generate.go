@@ -55,11 +55,13 @@ func generate(seed uint64, steps int, subject Subject) (*World, Result) {
 	for _, d := range w.table {
 		g.total += d.weight
 	}
-	last := "config"
+	last := ""
 	do := func(o Op) {
 		s = append(s, o)
 		w.Do(o)
-		w.stats.Pairs[[2]string{last, o.Name}]++
+		if last != "" && o.Name != "quiesce" {
+			w.stats.Pairs[[2]string{last, o.Name}]++
+		}
 		last = o.Name
 	}
 	for range steps {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
 )
 
 // opDef is one operation: what it does with its arguments, each below its max. run
@@ -258,6 +260,7 @@ func (w *World) crashDisk(rng *rand.Rand) {
 	w.setDisk(0)
 	w.disk.Crash(rng)
 	w.up = w.disk.Process()
+	w.mend()
 	clear(w.locks)
 	for _, n := range w.nets {
 		n.lock, n.stuck = nil, false
@@ -299,12 +302,11 @@ func (w *World) plant(n *network, i, what int) {
 		return
 	}
 	var content []byte
-	foreign := false
 	switch what {
 	case 1:
-		content, foreign = []byte("reserved-vip"), true
+		content = []byte("reserved-vip")
 	case 2:
-		content, foreign = []byte("4711"), true
+		content = []byte("4711")
 	case 3:
 		content = []byte(containerID(i)[:20] + "\r\neth0")
 		for _, c := range w.slots {
@@ -318,7 +320,7 @@ func (w *World) plant(n *network, i, what int) {
 		content = []byte(containerID(6000+i) + " \r\neth0 \r\n")
 	}
 	if w.put(p, content) == nil {
-		w.ledger.add(w, p, nil, content).foreign = foreign
+		w.ledger.add(w, p, nil, content).foreign = claim.ParseOwner(content).Shape == claim.ShapeForeign
 	} else if left, err := w.disk.ReadFile(p); err == nil {
 		w.ledger.add(w, p, nil, left)
 	}

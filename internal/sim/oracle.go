@@ -205,7 +205,8 @@ func (w *World) ward(f *file) *container {
 			return nil
 		}
 	}
-	if o.kind == plain || o.kind == noproc || o.listed && o.ready {
+	// Of what is not in the kernel only its runtime can tell, if there ever was an answer.
+	if o.kind == plain || o.kind == noproc || o.listed && o.ready && w.rts[o.rt].mode == rtOK {
 		return o
 	}
 	return nil
@@ -309,6 +310,34 @@ func (w *World) taken(f *file) bool {
 	}
 	_, err := w.disk.Lstat(filepath.Dir(f.path))
 	return err != nil
+}
+
+// mend makes the reservations that the power tore in the middle empty, or NULs, which is
+// what file systems leave of some tens of bytes that were written at once: they lie in one
+// block. The disk in memory can tear anywhere.
+func (w *World) mend() {
+	whole := map[string]bool{"": true}
+	for _, f := range w.ledger.files {
+		whole[string(f.content)] = true
+	}
+	for _, f := range w.ledger.moved {
+		whole[string(f.content)] = true
+	}
+	for _, dir := range append(slices.Clone(w.ledger.dirs), quarantineDir) {
+		for _, name := range w.names(dir) {
+			p := dir + "/" + name
+			b, err := w.disk.ReadFile(p)
+			if _, aerr := netip.ParseAddr(name); err != nil || aerr != nil && dir != quarantineDir || whole[string(b)] {
+				continue
+			}
+			clear(b)
+			if len(b)%2 == 0 {
+				b = nil
+			}
+			_ = w.disk.WriteFile(p, b)
+		}
+	}
+	w.disk.Sync()
 }
 
 // rebase takes the disk as the power left it for what upstream left there: what was not

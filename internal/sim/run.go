@@ -260,6 +260,13 @@ func (w *World) mayStay(f *file) string {
 			return "a dead namespace holds it, which goes with another"
 		}
 	}
+	if n := w.kernelHolder(f.addr); n != nil {
+		for _, g := range w.ledger.files {
+			if g.foreign && g.addr == f.addr {
+				return "what a person wrote keeps the namespace that holds it"
+			}
+		}
+	}
 	if id := w.cachedBy(f); id != "" {
 		return "by its cached result it is that of the living " + id
 	}
@@ -281,8 +288,10 @@ func (w *World) mayStay(f *file) string {
 		return why
 	}
 	// An attachment, and what a conflict of its container keeps, goes as a whole.
-	if f.c.ns != nil && w.rts[f.c.rt].name == "podman" {
-		return "no runtime vouches for its namespace"
+	for _, c := range w.traces {
+		if c.id == f.c.id && c.ns != nil && w.rts[c.rt].name == "podman" {
+			return "no runtime vouches for its namespace"
+		}
 	}
 	for _, p := range sortedKeys(w.ledger.files) {
 		g := w.ledger.files[p]
@@ -291,6 +300,9 @@ func (w *World) mayStay(f *file) string {
 		}
 		if g.held || w.ledger.undone[g.path] == w.bootN || w.ward(g) != nil || w.contested(g.addr) || w.cachedBy(g) != "" {
 			return "its sibling stays"
+		}
+		if n := w.kernelHolder(g.addr); n != nil && n.c.id != f.c.id && !n.c.living() {
+			return "its sibling is in conflict with a dead namespace"
 		}
 	}
 	return ""
@@ -307,6 +319,9 @@ func (w *World) disputed(id string) string {
 			addr := a.String()
 			if o := w.holder(addr, c); o != nil && o.id != id && !w.reserves(o.id, addr) {
 				return "an address of its container is that of a living one without a reservation"
+			}
+			if w.contested(addr) {
+				return "two namespaces hold an address of its container"
 			}
 			if w.kernelHolder(addr) == nil {
 				continue
@@ -346,7 +361,9 @@ func (w *World) cachedBy(f *file) string {
 			continue
 		}
 		for _, c := range w.traces {
-			if c.living() && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
+			// A file without an owner is also asked for by the namespaces of those.
+			counts := c.living() || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
+			if counts && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
 				return c.id
 			}
 		}

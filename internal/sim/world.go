@@ -61,7 +61,6 @@ type container struct {
 	ns      *netns
 	todo    []addStep // what of its ADD is to come
 	addrs   []netip.Addr
-	steps   int
 }
 
 // living is the truth that every release is held against.

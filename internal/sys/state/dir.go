@@ -112,6 +112,13 @@ func (d *Dir) open() error {
 	if d.opts.ReadOnly {
 		return nil
 	}
+	// Without a lock it is new, or whoever made it was killed before its name was durable:
+	// then a power loss would take journal and quarantine with it.
+	if _, err := d.fs.Fstatat(root, lockFile, unix.AT_SYMLINK_NOFOLLOW); err == unix.ENOENT {
+		if err := fsys.SyncDir(d.fs, filepath.Dir(filepath.Clean(d.path))); err != nil {
+			return os.NewSyscallError("fsync", err)
+		}
+	}
 	f, err := d.openLock()
 	if err != nil {
 		return err
