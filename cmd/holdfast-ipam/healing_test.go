@@ -127,7 +127,9 @@ func (s *site) start(command, id string, top map[string]any) *running {
 		"heal": s.heal, "subnet": "198.18.77.0/28",
 	}
 	for k, v := range s.ipam {
-		ipam[k] = v
+		if ipam[k] = v; v == nil {
+			delete(ipam, k)
+		}
 	}
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": ipam}
 	for k, v := range top {
@@ -176,8 +178,11 @@ func (r *running) wait(t *testing.T) reply {
 		t.Fatalf("%v, stdout %q, stderr %q", err, out.stdout, out.stderr)
 	}
 	out.code, out.msg = doc.Code, doc.Msg
-	if len(doc.IPs) > 0 {
-		out.addr = doc.IPs[0].Address
+	for i, ip := range doc.IPs {
+		if i > 0 {
+			out.addr += " "
+		}
+		out.addr += ip.Address
 	}
 	return out
 }
@@ -491,6 +496,33 @@ func TestAgent(t *testing.T) {
 			t.Errorf("%q; healers %q", r.msg, s.runs())
 		}
 	})
+}
+
+// Two range sets, of which the second is full: it is healed and both addresses are reserved, or
+// neither is.
+func TestSecondSetIsHealed(t *testing.T) {
+	s := newSite(t)
+	s.ipam["subnet"] = nil
+	s.ipam["ranges"] = []any{
+		[]any{map[string]any{"subnet": "198.18.77.0/28"}},
+		[]any{map[string]any{"subnet": "fd12:77::/125", "rangeStart": "fd12:77::2", "rangeEnd": "fd12:77::3"}},
+	}
+	for _, a := range []string{"fd12:77::2", "fd12:77::3"} {
+		s.write("networks/pods/"+a, fmt.Sprintf("%064x\r\neth0", 1))
+	}
+	s.healer("release 0")
+	r := s.do("ADD", "pod-1", nil)
+	if !strings.HasPrefix(r.msg, "failed to allocate for range 1: no IP addresses available in range set: fd12:77::2-fd12:77::3; healing released 0") {
+		t.Errorf("full: %q", r.msg)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.net(), "198.*")); len(left) > 0 {
+		t.Errorf("it failed and left %q", left)
+	}
+	time.Sleep(restAfter)
+	s.healer("rm $NET/fd12:77::3; answer '\"released\":1'")
+	if r := s.do("ADD", "pod-1", nil); !strings.HasPrefix(r.addr, "198.18.77.") || !strings.HasSuffix(r.addr, " fd12:77::3/125") {
+		t.Errorf("healed: %q, %q", r.addr, r.msg)
+	}
 }
 
 // GC passes on what is valid, and never takes the answer of a healer that was not told.
