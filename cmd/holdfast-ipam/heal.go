@@ -118,15 +118,23 @@ type answer struct {
 	Response wire.HealResponse `json:"response"`
 }
 
-// answerSince returns an answer that came after asked: it was made while we waited.
+// restAfter is how long an answer that released nothing is the answer to those who come later,
+// too: the kubelet asks again and again for each Pod that a full network has no room for.
+const restAfter = 3 * time.Second
+
+// answerSince returns an answer that came after asked, while we waited, or that released
+// nothing just before.
 func answerSince(lock *os.File, asked claim.Instant) (wire.HealResponse, bool) {
 	b, err := io.ReadAll(io.NewSectionReader(lock, 0, 1<<20))
 	var a answer
 	if err != nil || json.Unmarshal(b, &a) != nil {
 		return wire.HealResponse{}, false
 	}
-	_, ok := a.At.Since(asked)
-	return a.Response, ok
+	if _, ok := a.At.Since(asked); ok {
+		return a.Response, true
+	}
+	age, ok := asked.Since(a.At)
+	return a.Response, ok && age < restAfter && a.Response.Released == 0 && a.Response.Error == ""
 }
 
 // keepAnswer leaves the answer to those who wait. If it cannot be written they heal anew.

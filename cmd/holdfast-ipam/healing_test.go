@@ -127,7 +127,9 @@ func (s *site) start(command, id string, top map[string]any) *running {
 		"heal": s.heal, "subnet": "198.18.77.0/28",
 	}
 	for k, v := range s.ipam {
-		ipam[k] = v
+		if ipam[k] = v; v == nil {
+			delete(ipam, k)
+		}
 	}
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": ipam}
 	for k, v := range top {
@@ -176,8 +178,11 @@ func (r *running) wait(t *testing.T) reply {
 		t.Fatalf("%v, stdout %q, stderr %q", err, out.stdout, out.stderr)
 	}
 	out.code, out.msg = doc.Code, doc.Msg
-	if len(doc.IPs) > 0 {
-		out.addr = doc.IPs[0].Address
+	for i, ip := range doc.IPs {
+		if i > 0 {
+			out.addr += " "
+		}
+		out.addr += ip.Address
 	}
 	return out
 }
@@ -296,6 +301,7 @@ func TestUselessHealer(t *testing.T) {
 		set        func(s *site)
 		want       string
 		runs       int
+		rests      bool // it is no error, so the next one waits a little
 	}{
 		{name: "switched off", body: "release 1", set: func(s *site) { s.heal["disabled"] = true }, want: "healing is switched off (ipam.heal.disabled)"},
 		{name: "missing", set: func(s *site) { s.heal["binary"] = s.path("nowhere") }, want: "the holdfast binary is not there; put it beside this plugin, or name it in ipam.heal.binary"},
@@ -313,7 +319,7 @@ func TestUselessHealer(t *testing.T) {
 		{name: "its own error", body: `answer '"released":0,"error":"no vantage"'`, want: "healing released 0; no vantage", runs: 1},
 		{name: "drives the terminal", body: `answer '"released":0,"error":"\u001b[2Jx\u009b"'`, want: "healing released 0; ?[2Jx?", runs: 1},
 		{name: "hangs", body: "exec sleep 50", want: "signal: killed", runs: 1},
-		{name: "leaves a child with its pipes", body: "sleep 5 & release 0", want: "healing released 0 (InUse 2, Suspect 11)", runs: 1},
+		{name: "leaves a child with its pipes", body: "sleep 5 & release 0", want: "healing released 0 (InUse 2, Suspect 11)", runs: 1, rests: true},
 		{name: "dies", body: "kill -9 $$", want: "signal: killed", runs: 1},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -340,6 +346,9 @@ func TestUselessHealer(t *testing.T) {
 			// The lock was given back: the next one heals.
 			s.healer("release 1")
 			s.heal = map[string]any{"binary": s.path("healer"), "timeout": "20s"}
+			if x.rests {
+				time.Sleep(restAfter)
+			}
 			if r := s.do("ADD", "pod-2", nil); r.addr == "" {
 				t.Errorf("the next ADD: %q", r.msg)
 			}
@@ -489,6 +498,33 @@ func TestAgent(t *testing.T) {
 	})
 }
 
+// Two range sets, of which the second is full: it is healed and both addresses are reserved, or
+// neither is.
+func TestSecondSetIsHealed(t *testing.T) {
+	s := newSite(t)
+	s.ipam["subnet"] = nil
+	s.ipam["ranges"] = []any{
+		[]any{map[string]any{"subnet": "198.18.77.0/28"}},
+		[]any{map[string]any{"subnet": "fd12:77::/125", "rangeStart": "fd12:77::2", "rangeEnd": "fd12:77::3"}},
+	}
+	for _, a := range []string{"fd12:77::2", "fd12:77::3"} {
+		s.write("networks/pods/"+a, fmt.Sprintf("%064x\r\neth0", 1))
+	}
+	s.healer("release 0")
+	r := s.do("ADD", "pod-1", nil)
+	if !strings.HasPrefix(r.msg, "failed to allocate for range 1: no IP addresses available in range set: fd12:77::2-fd12:77::3; healing released 0") {
+		t.Errorf("full: %q", r.msg)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.net(), "198.*")); len(left) > 0 {
+		t.Errorf("it failed and left %q", left)
+	}
+	time.Sleep(restAfter)
+	s.healer("rm $NET/fd12:77::3; answer '\"released\":1'")
+	if r := s.do("ADD", "pod-1", nil); !strings.HasPrefix(r.addr, "198.18.77.") || !strings.HasSuffix(r.addr, " fd12:77::3/125") {
+		t.Errorf("healed: %q, %q", r.addr, r.msg)
+	}
+}
+
 // GC passes on what is valid, and never takes the answer of a healer that was not told.
 func TestGC(t *testing.T) {
 	valid := func(list any) map[string]any { return map[string]any{"cni.dev/valid-attachments": list} }
@@ -536,7 +572,8 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// STATUS heals as ADD does before it says that there is no address.
+// STATUS heals as ADD does before it says that there is no address. What released nothing is not
+// done again at once: a full network is asked for an address again and again.
 func TestStatus(t *testing.T) {
 	s := newSite(t)
 	s.fill(1)
@@ -549,6 +586,10 @@ func TestStatus(t *testing.T) {
 		t.Errorf("full: code %d %q", r.code, r.msg)
 	}
 	s.healer("release 1")
+	if r := s.do("STATUS", "", nil); r.code != 50 || len(s.runs()) != 1 {
+		t.Errorf("asked again at once: code %d %q, healers %q", r.code, r.msg, s.runs())
+	}
+	time.Sleep(restAfter)
 	if r := s.do("STATUS", "", nil); r.msg != "" || len(s.runs()) != 2 {
 		t.Errorf("healed: %q, healers %q", r.msg, s.runs())
 	}

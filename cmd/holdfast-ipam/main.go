@@ -11,10 +11,10 @@
 //
 // The runtime is told not to look for a CPU limit: it would read the mounts of the node,
 // some thousand lines on a full one, before the first line of ours runs.
-package main
-
+//
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
+package main
 
 import (
 	"os/signal"

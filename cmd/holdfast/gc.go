@@ -31,7 +31,8 @@ writes down what it is about to do, and releases it. A released reservation is m
 the quarantine below the state directory; "holdfast undo" puts it back.
 
 One look is never enough. An address that was not seen absent before is only remembered,
-and a later gc, or this one with --wait, releases it when the grace is over.`,
+and a later gc, or this one with --wait, releases it when the grace is over. For what
+holdfast-ipam reserved its stamp stands for the first look, if it is older than the grace.`,
 		Example: `  holdfast gc --wait                    stay, look twice, release
   holdfast gc --dry-run                 what would be released now
   holdfast gc --wait --network podnet

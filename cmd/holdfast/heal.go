@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 	"github.com/holdfast-cni/holdfast/internal/wire"
 )
@@ -122,7 +123,7 @@ func (a *app) healRequest(from string) (wire.HealRequest, error) {
 func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Duration, p *wire.HealResponse) error {
 	a.opts.dataDirs, a.opts.networks = []string{q.DataDir}, []string{q.Network}
 	a.opts.timeout = min(a.opts.timeout, 3*time.Second)
-	n, err := openNode(a.opts, releases)
+	n, err := openWaiting(ctx, a.opts)
 	if err != nil {
 		return err
 	}
@@ -163,6 +164,24 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 	}
 	r.response(p, store)
 	return r.err
+}
+
+// openWaiting is openNode for releases that waits for another reaper, for half of the time
+// there is: a Pod need not fail since a gc of half a second is at work, or since another
+// network is full too.
+func openWaiting(ctx context.Context, o *options) (*node, error) {
+	until := time.Now()
+	if d, ok := ctx.Deadline(); ok {
+		until = until.Add(time.Until(d) / 2)
+	}
+	for {
+		n, err := openNode(o, releases)
+		var busy *hostlocal.ErrBusy
+		if !errors.As(err, &busy) || time.Now().After(until) {
+			return n, err
+		}
+		pause(ctx, 50*time.Millisecond)
+	}
 }
 
 // response counts what became of the reservations of one store.

@@ -208,6 +208,7 @@ func TestStampCoversTheCacheEntry(t *testing.T) {
 		}, false},
 		{"the attachment's other reservation is of this boot", func(n *node, p, _ string) {
 			n.at(p).Stamp.Boot, n.past = "boot-1", []string{"boot-1"}
+			n.at(p).Stamp.Mono += 1000 * time.Hour // that boot lasted longer
 			n.stamp(n.reserve("fd00::9", idA), "boot-2", time.Second, 0)
 		}, false},
 		{"the container's other interface is young", func(n *node, _, _ string) {
