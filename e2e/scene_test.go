@@ -107,10 +107,13 @@ func wipe(t *testing.T, node *cri.Runtime, dead, old, young int) scene {
 		t.Fatalf("a wiped runtime lists %v", listed)
 	}
 	after := node.RunSandboxes(t, "young", young)
-	return scene{
+	s := scene{
 		node: node, networks: []string{network},
 		dead: of(network, gone...), live: of(network, append(before, after...)...),
 	}
+	// Until the kernel gets to the end of their namespaces, the dead are in use.
+	node.Gone(t, addrs(s.dead)...)
+	return s
 }
 
 // orphanedNetns: the processes of some sandboxes died and the runtime lost its root, but

@@ -127,7 +127,7 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"expect-file":     (*world).expectFile,
 		"expect-no-file":  (*world).expectNoFile,
 		"expect-finding":  (*world).expectFinding,
-		"expect-peak":     (*world).expectPeak,
+		"expect-cost":     (*world).expectCost,
 		"note-tree":       (*world).noteTree,
 		"expect-tree":     (*world).expectTree,
 		"move-wall":       (*world).moveWall,

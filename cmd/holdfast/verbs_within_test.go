@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -18,12 +17,13 @@ import (
 
 // within runs a command as something smaller than root of the node:
 //
-//	within [@pidns] [@no-cap=sys_ptrace,...] [@mounts] [@ro=DIR] [@full=DIR] [@boot=ID] [@peak=FILE] -- COMMAND ...
+//	within [@pidns] [@no-cap=sys_ptrace,...] [@mounts] [@ro=DIR] [@full=DIR] [@boot=ID] [@cost=FILE] -- COMMAND ...
 //
 // @pidns: in a PID namespace of its own, with its own /proc. @mounts: with a mount
 // namespace to which no later mount of the node comes. @ro: DIR is read-only. @full: DIR,
 // with what is in it, is on a file system without a free block. @boot: the node was booted
-// again and has this boot ID. @peak: writes the peak of resident memory. Everything that is mounted is mounted in a namespace of its own and
+// again and has this boot ID. @cost: writes the peak of resident
+// memory in bytes and the processor time in nanoseconds. Everything that is mounted is mounted in a namespace of its own and
 // ends with the command.
 //
 // "within replay FILE FILE" prints the first to stdout and the second to stderr.
@@ -60,7 +60,7 @@ func enter(args []string) (int, error) {
 		return 0, inside(args[1:])
 	}
 	flags := uintptr(syscall.CLONE_NEWNS)
-	peak := ""
+	cost := ""
 	for _, a := range args {
 		if a == "--" {
 			break
@@ -68,8 +68,8 @@ func enter(args []string) (int, error) {
 		if a == "@pidns" {
 			flags |= syscall.CLONE_NEWPID
 		}
-		if f, ok := strings.CutPrefix(a, "@peak="); ok {
-			peak, flags = f, 0
+		if f, ok := strings.CutPrefix(a, "@cost="); ok {
+			cost, flags = f, 0
 		}
 	}
 	self, err := os.Executable()
@@ -81,8 +81,9 @@ func enter(args []string) (int, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: syscall.SIGKILL}
 	err = cmd.Run()
-	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok && peak != "" {
-		if err := os.WriteFile(peak, strconv.AppendInt(nil, usage.Maxrss<<10, 10), 0o644); err != nil {
+	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok && cost != "" {
+		took := cmd.ProcessState.SystemTime() + cmd.ProcessState.UserTime()
+		if err := os.WriteFile(cost, fmt.Appendf(nil, "%d %d", usage.Maxrss<<10, took), 0o644); err != nil {
 			return 0, err
 		}
 	}
@@ -100,7 +101,7 @@ func inside(args []string) error {
 	private := false
 	for len(args) > 0 && args[0] != "--" {
 		word, value, _ := strings.Cut(args[0], "=")
-		if word != "@peak" && word != "@no-cap" && !private {
+		if word != "@cost" && word != "@no-cap" && !private {
 			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 				return os.NewSyscallError("mount(MS_PRIVATE)", err)
 			}
@@ -108,7 +109,7 @@ func inside(args []string) error {
 		}
 		var err error
 		switch word {
-		case "@mounts", "@peak":
+		case "@mounts", "@cost":
 		case "@pidns":
 			err = unix.Mount("proc", "/proc", "proc", 0, "")
 		case "@ro":

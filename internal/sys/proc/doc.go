@@ -22,15 +22,15 @@
 // the new ones are dumped and it is done again, until the time-out, which makes both
 // testimonies silent (I5). What was seen in either of the last two enumerations is
 // reported, so that a namespace which moves from a process to a mount or back in
-// between is not lost.
+// between is not lost. What was seen in neither is closed again (forget).
 //
 // A process that ends meanwhile is no error. The kernel answers EACCES as well as
 // ENOENT and ESRCH for one that has just ended, so EACCES counts as a refusal only if
 // the same process (not the same number) is still there afterwards. A refusal makes
 // both testimonies silent, with one exception that is described at guarded.
 //
-// Another process of the same executable is left out where it holds or has entered a
-// namespace: that is its own snapshot, no use.
+// A process of the same executable, or one that is taking a snapshot (ours), is left out
+// where it holds or has entered a namespace: that is no use.
 //
 // # What it does not see
 //

@@ -14,19 +14,26 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
 )
 
 // behindSocket makes a namespace with a veth whose other end, name, is in host, and that
-// nothing but a socket keeps. It ends with close.
-func behindSocket(t *testing.T, host int, name string) (close func()) {
+// nothing but a socket keeps. It ends with close. For a moment a thread is in it, and
+// whoever else looks at this machine then may hold it open a little longer.
+func behindSocket(t *testing.T, host int, name string) (ino uint64, close func()) {
 	t.Helper()
 	sock := -1
 	err := testenv.OnDoomedThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}
+		id, err := identity("/proc/thread-self/ns/net")
+		if err != nil {
+			return err
+		}
+		ino = id.ino
 		if sock, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return os.NewSyscallError("socket", err)
 		}
@@ -44,7 +51,7 @@ func behindSocket(t *testing.T, host int, name string) (close func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return close
+	return ino, close
 }
 
 // enumerated is a snapshot after one enumeration that takes a namespace for the host's:
@@ -63,14 +70,28 @@ func enumerated(t *testing.T, host uint64) *snapshot {
 	return s
 }
 
+// withoutShown is enumerated once nobody shows a namespace.
+func withoutShown(t *testing.T, host, ino uint64) *snapshot {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		s := enumerated(t, host)
+		if s.spaces[ino] == nil {
+			return s
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("namespace %d stays in sight: %+v", ino, s.last[ino])
+		}
+	}
+}
+
 func TestNamespaceThatOnlyASocketKeeps(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
 	testenv.Need(t, testenv.PIDNS)
 	ctx := context.Background()
 	host, pod := netns.New(t), netns.New(t)
 	host.Veth("vethpod", pod, "eth0")
-	end := behindSocket(t, host.FD(), "vethsock")
-	s := enumerated(t, host.ID)
+	ino, end := behindSocket(t, host.FD(), "vethsock")
+	s := withoutShown(t, host.ID, ino)
 	if initial, _ := s.pidNamespace(); initial != initialPIDNS {
 		t.Log("not in the initial PID namespace, where the host's links are not looked at: nothing to test")
 		return
@@ -89,13 +110,63 @@ func TestNamespaceThatOnlyASocketKeeps(t *testing.T) {
 	s.linger = time.Minute
 	end()
 	waitSettled(t, s)
-	behindSocket(t, host.FD(), "vethlater")
+	ino, _ = behindSocket(t, host.FD(), "vethlater")
 	if ending, err := s.stranger(ctx); ending || err != nil {
 		t.Errorf("a link that was not there at the beginning: %t, %v", ending, err)
 	}
 	// But the next one is.
-	if ending, err := enumerated(t, host.ID).stranger(ctx); !ending || err != nil {
+	if ending, err := withoutShown(t, host.ID, ino).stranger(ctx); !ending || err != nil {
 		t.Errorf("a new snapshot: %t, %v", ending, err)
+	}
+}
+
+// Somebody who was in a namespace when we first looked, and then is not, must not hide
+// that a socket keeps it: our own descriptor shows nothing.
+func TestNamespaceThatSomebodyPassedThrough(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	testenv.Need(t, testenv.PIDNS)
+	ctx := context.Background()
+	host, pod := netns.New(t), netns.New(t)
+	host.Veth("vethsock", pod, "eth0")
+	sock := -1
+	if err := pod.Do(func() (err error) {
+		sock, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(sock) })
+	_, leave := pod.Hold()
+	pod.Unpin()
+	pod.Close()
+	s := enumerated(t, host.ID)
+	if initial, _ := s.pidNamespace(); initial != initialPIDNS {
+		t.Log("not in the initial PID namespace, where the host's links are not looked at: nothing to test")
+		return
+	}
+	if s.spaces[pod.ID] == nil {
+		t.Fatal("a namespace with a process in it is not held")
+	}
+	leave()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if err := s.enumerate(ctx); err != nil {
+			t.Fatal(err)
+		}
+		s.host = host.ID
+		reported := slices.ContainsFunc(s.netns(), func(n claim.Netns) bool { return n.ID == pod.ID })
+		ending, err := s.stranger(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ending {
+			return
+		}
+		if !reported {
+			t.Fatal("a namespace that a socket keeps is neither reported nor a stranger")
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("namespace %d stays in sight: %+v", pod.ID, s.last[pod.ID])
+		}
 	}
 }
 
@@ -123,7 +194,17 @@ func TestSnapshotWithAStrangerIsSilent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	s, err := newSnapshot(Config{Proc: "/proc", Timeout: time.Minute})
+	take := func(ino uint64) (shown bool, err error) {
+		s, err := newSnapshot(Config{Proc: "/proc", Timeout: time.Minute})
+		defer s.close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.linger = 0
+		err = s.take(context.Background())
+		return slices.ContainsFunc(s.netns(), func(n claim.Netns) bool { return n.ID == ino }), err
+	}
+	s, err := newSnapshot(Config{Proc: "/proc"})
 	defer s.close()
 	if err != nil {
 		t.Fatal(err)
@@ -132,10 +213,11 @@ func TestSnapshotWithAStrangerIsSilent(t *testing.T) {
 		t.Log("not in the initial PID namespace, where the host's links are not looked at: nothing to test")
 		return
 	}
-	s.linger = 0
-	name := fmt.Sprintf("hf%x", os.Getpid())
-	end := behindSocket(t, int(host.Fd()), name)
-	err = s.take(context.Background())
+	ino, end := behindSocket(t, int(host.Fd()), fmt.Sprintf("hf%x", os.Getpid()))
+	shown, err := take(ino)
+	for deadline := time.Now().Add(30 * time.Second); shown && err == nil && time.Now().Before(deadline); {
+		shown, err = take(ino) // somebody else's look showed it, and it was reported
+	}
 	end()
 	if !errors.Is(err, errStranger) || !strings.Contains(err.Error(), "link-netnsid") {
 		t.Errorf("got %v", err)
@@ -152,7 +234,8 @@ func TestEndingNamespacesAreNoStrangers(t *testing.T) {
 	testenv.Need(t, testenv.PIDNS)
 	host := netns.New(t)
 	for i := range 30 {
-		behindSocket(t, host.FD(), fmt.Sprintf("veth%d", i))()
+		_, end := behindSocket(t, host.FD(), fmt.Sprintf("veth%d", i))
+		end()
 	}
 	s := enumerated(t, host.ID)
 	start := time.Now()

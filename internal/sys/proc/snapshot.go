@@ -52,6 +52,7 @@ type snapshot struct {
 	self    int // our PID there, 0 if we are not in it
 	powers  powers
 	exe     fileIdentity // our own executable, zero if unknown
+	mark    int          // see markName; open as long as anything else is
 	nsDev   uint64       // the device of the file system of namespaces
 	binDirs []string
 
@@ -100,13 +101,16 @@ type snapshot struct {
 
 func newSnapshot(cfg Config) (*snapshot, error) {
 	s := &snapshot{
-		path: cfg.Proc, proc: -1, selfFD: -1, binDirs: binDirs(cfg.CNIBinDirs), powers: ownPowers(),
+		path: cfg.Proc, proc: -1, selfFD: -1, mark: -1, binDirs: binDirs(cfg.CNIBinDirs), powers: ownPowers(),
 		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[process]bool{},
 		unseen: map[uint64]int{}, hits: map[hitKey]int{}, shims: map[int]claim.Shim{},
 		dents: make([]byte, 32<<10), linger: min(maxLinger, cfg.Timeout/2),
 		at: new(progress), hangs: new(hangs), foreignNS: map[uint64]bool{}, others: map[uint64]string{}, stuck: map[stuckPath]bool{}, deaf: map[int]bool{},
 	}
 	var err error
+	if s.mark, err = unix.MemfdCreate(markName, unix.MFD_CLOEXEC); err != nil {
+		return s, &Error{Op: "create", Object: "a file in memory", Err: err}
+	}
 	if s.proc, err = openat(unix.AT_FDCWD, cfg.Proc, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 		return s, &Error{Op: "open", Object: fmt.Sprintf("%q", cfg.Proc), Err: err}
 	}
@@ -152,6 +156,22 @@ func (s *snapshot) close() {
 	if s.proc >= 0 {
 		unix.Close(s.proc)
 	}
+	if s.mark >= 0 {
+		unix.Close(s.mark) // the last: see ours
+	}
+}
+
+// forget closes the namespaces that neither of the last two enumerations showed. We are
+// the only ones who are known to hold them. One that is about to end can; one that lives
+// on, kept by a socket, is a stranger like any other (see stranger), also where somebody
+// passed through it while we looked.
+func (s *snapshot) forget() {
+	for ino, sp := range s.spaces {
+		if s.last[ino] == nil && s.before[ino] == nil {
+			unix.Close(sp.fd)
+			delete(s.spaces, ino)
+		}
+	}
 }
 
 func (s *snapshot) failed(op string, pid int, what string, err error) error {
@@ -165,15 +185,33 @@ func (s *snapshot) failed(op string, pid int, what string, err error) error {
 	return &Error{Op: op, Object: object, Err: err}
 }
 
-// ours reports whether a process runs the same executable as we do. Its snapshot
-// holds and enters every namespace for a moment, which is no use of them: without
-// this, one holdfast would take what another looks at for something in use.
+// markName names the file in memory that is open in a process while it takes a snapshot.
+const markName = "holdfast-snapshot"
+
+// ours reports whether a process takes a snapshot, or runs the same executable as we do.
+// A snapshot holds and enters every namespace for a moment, which is no use of them:
+// without this, one holdfast would take what another looks at for something in use. The
+// other may be another build of it, as beside an agent that is just being upgraded.
+//
+// A snapshot has its mark before it holds anything and until after it holds nothing.
 func (s *snapshot) ours(dir int) bool {
-	if s.exe.ino == 0 {
+	if exe, err := cached(dir, "exe", 0); err == nil && exe == s.exe && s.exe.ino != 0 {
+		return true
+	}
+	list, err := openat(dir, "fd", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
 		return false
 	}
-	exe, err := cached(dir, "exe", 0)
-	return err == nil && exe == s.exe
+	defer unix.Close(list)
+	err = numbers(list, make([]byte, 4<<10), true, func(fd int) error {
+		var link [64]byte
+		n, err := readlinkat(list, itoa(fd), link[:])
+		if err == nil && string(link[:n]) == "/memfd:"+markName+" (deleted)" {
+			return errOurs
+		}
+		return nil
+	})
+	return err == errOurs
 }
 
 func (s *snapshot) setHost(ino uint64) {
@@ -407,8 +445,11 @@ func (s *snapshot) merge(ctx context.Context, walkers []*walker) error {
 	}
 	s.before, s.last = s.last, seen
 	if exempt {
-		return s.placeInit()
+		if err := s.placeInit(); err != nil {
+			return err
+		}
 	}
+	s.forget()
 	return nil
 }
 
@@ -445,7 +486,7 @@ func (s *snapshot) netns() []claim.Netns {
 			x, y = y, nil
 		}
 		if x == nil {
-			continue // gone for two enumerations; only we held it
+			continue // met in an enumeration that failed
 		}
 		n := claim.Netns{
 			ID: ino, Host: ino == s.host, Mounts: x.mounts, Procs: x.procs, PIDs: x.pids,

@@ -82,12 +82,16 @@ func copyOfUs(t *testing.T) string {
 func TestOtherSnapshotsAreNoUse(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
 	for _, tc := range []struct {
-		name string
-		same bool
-	}{{"the same executable", true}, {"another", false}} {
+		name, does string
+		same, ours bool
+	}{
+		{"the same executable", "hold", true, true},
+		{"another", "hold", false, false},
+		{"another that takes a snapshot", "hold-marked", false, true},
+	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a := netns.New(t)
-			exe := copyOfUs(t)
+			exe := copyOfUs(t) // another inode, as another build has
 			if tc.same {
 				var err error
 				if exe, err = os.Executable(); err != nil {
@@ -95,7 +99,7 @@ func TestOtherSnapshotsAreNoUse(t *testing.T) {
 				}
 			}
 			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), childEnv+"=hold")
+			cmd.Env = append(os.Environ(), childEnv+"="+tc.does)
 			cmd.ExtraFiles = []*os.File{dup(t, a.FD())}
 			in, err := cmd.StdinPipe()
 			if err != nil {
@@ -110,7 +114,7 @@ func TestOtherSnapshotsAreNoUse(t *testing.T) {
 			})
 			cmd.ExtraFiles[0].Close()
 			a.Close()
-			askUntil(t, is(a.ID, "a holder unless it is ours", func(n claim.Netns) bool { return (n.FDHolders > 0) != tc.same }))
+			askUntil(t, is(a.ID, "a holder unless it is ours", func(n claim.Netns) bool { return (n.FDHolders > 0) != tc.ours }))
 		})
 	}
 }

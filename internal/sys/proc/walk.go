@@ -140,6 +140,10 @@ func (w *walker) process(pid int) error {
 		if err != nil || n == last || w.s.ours(thread) {
 			return w.ended(thread, pid, "task/.../ns/net", err)
 		}
+		// As with descriptors: a snapshot's thread has left before the mark goes.
+		if again, err := w.namespace(thread, "ns/net", "net"); err != nil || again != n {
+			return w.ended(thread, pid, "task/.../ns/net", err)
+		}
 		last = n
 		return w.in(thread, pid, n)
 	})
@@ -324,10 +328,20 @@ func (w *walker) descriptors(dir, pid int, net uint64) error {
 		if !ok || slices.Contains(w.held, ino) {
 			return nil
 		}
-		if !asked && w.s.ours(dir) {
-			return errOurs
+		if !asked {
+			if w.s.ours(dir) {
+				return errOurs
+			}
+			// Had it the mark and lost it before ours looked, it has lost this as well.
+			var again [64]byte
+			if m, err := readlinkat(list, name, again[:]); err != nil || string(again[:m]) != string(w.link[:n]) {
+				if err == nil || gone(err) {
+					return nil
+				}
+				return err
+			}
+			asked = true
 		}
-		asked = true
 		w.held = append(w.held, ino)
 		x := w.sighting(ino)
 		if ino != net {

@@ -40,6 +40,11 @@ func TestMain(m *testing.M) {
 			}
 			fmt.Printf("%s %s proven=%t initial=%t %s\n", t.Witness, t.State, v.Proven, v.InitialPIDNS, t.Detail)
 		}
+	case "hold-marked":
+		if _, err := newSnapshot(Config{Proc: "/proc"}); err != nil {
+			panic(err)
+		}
+		fallthrough
 	case "hold":
 		var b [1]byte
 		os.Stdin.Read(b[:])
