@@ -94,6 +94,9 @@ func parse(args *skel.CmdArgs) (*request, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkDurations(args.StdinData); err != nil {
+		return nil, err
+	}
 	var own struct {
 		IPAM extras `json:"ipam"`
 	}
@@ -158,6 +161,35 @@ func mentions(text []byte, words ...string) bool {
 		}
 	}
 	return false
+}
+
+// checkDurations refuses what is no duration, by the name of its field, which the error of
+// encoding/json does not have.
+func checkDurations(stdin []byte) error {
+	var c struct {
+		IPAM struct {
+			Cooldown    json.RawMessage `json:"cooldown"`
+			LockTimeout json.RawMessage `json:"lockTimeout"`
+			Heal        struct {
+				Timeout json.RawMessage `json:"timeout"`
+			} `json:"heal"`
+		} `json:"ipam"`
+	}
+	if json.Unmarshal(stdin, &c) != nil {
+		return nil // what is wrong is told by who reads all of it
+	}
+	for _, f := range []struct {
+		name string
+		text json.RawMessage
+	}{{"ipam.cooldown", c.IPAM.Cooldown}, {"ipam.lockTimeout", c.IPAM.LockTimeout}, {"ipam.heal.timeout", c.IPAM.Heal.Timeout}} {
+		if f.text == nil {
+			continue
+		}
+		if err := new(duration).UnmarshalJSON(f.text); err != nil {
+			return types.NewError(types.ErrInvalidNetworkConfig, f.name+": "+err.Error(), "")
+		}
+	}
+	return nil
 }
 
 // checkRequested refuses a null among the requested addresses, on which host-local's loader

@@ -70,6 +70,7 @@ type killSite struct {
 	t               *testing.T
 	bin             Plugin // with failpoints
 	dir, data, run  string
+	extras          string // further members of "ipam", each behind a comma
 	cells, finished int
 	died            map[failpoint.Point]map[string]bool
 }
@@ -83,15 +84,19 @@ func must(t testing.TB, err error) {
 
 func (m *killSite) net() string { return filepath.Join(m.data, "net") }
 
+func (m *killSite) config(p Plugin) config {
+	ipam := matrixRanges
+	if !p.upstream() {
+		ipam += fmt.Sprintf(`, "runDir": %q, "stateDir": %q, "heal": {"disabled": true}`, m.run, filepath.Join(m.dir, "state")) + m.extras
+	}
+	return config{version: "1.1.0", name: "net", dataDir: m.data, ipam: ipam}
+}
+
 // call runs a program on the directory, with these failpoints, and returns what is left of
 // them.
 func (m *killSite) call(p Plugin, command, id string, lines ...string) (reply, string) {
 	m.t.Helper()
-	ipam := matrixRanges
-	if !p.upstream() {
-		ipam += fmt.Sprintf(`, "runDir": %q, "stateDir": %q, "heal": {"disabled": true}`, m.run, filepath.Join(m.dir, "state"))
-	}
-	r := request{command: command, id: id, ifname: "eth0", netns: "/var/run/netns/" + id, config: config{version: "1.1.0", name: "net", dataDir: m.data, ipam: ipam}}
+	r := request{command: command, id: id, ifname: "eth0", netns: "/var/run/netns/" + id, config: m.config(p)}
 	c := r.call(p)
 	file := filepath.Join(m.dir, "failpoints")
 	must(m.t, os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600))

@@ -1,0 +1,152 @@
+package ipam
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv"
+	realns "github.com/holdfast-cni/holdfast/internal/testenv/netns"
+)
+
+// takes runs an ADD in a namespace, and wants these addresses, without their gateways.
+func (m *killSite) takes(id, ns, top string, want ...string) {
+	m.t.Helper()
+	c := m.config(m.bin)
+	c.top = top
+	r := request{command: "ADD", id: id, ifname: "eth0", netns: ns, config: c}
+	got, err := m.bin.run(m.t.Context(), r.call(m.bin))
+	must(m.t, err)
+	addrs, err := got.addresses()
+	for i := range addrs {
+		addrs[i], _, _ = strings.Cut(addrs[i], " via ")
+	}
+	if err != nil || strings.Join(addrs, " ") != strings.Join(want, " ") {
+		m.t.Errorf("ADD %s: %v, %v; want %v\n%+v", id, addrs, err, want, got)
+	}
+}
+
+func requested(addrs ...string) string {
+	return fmt.Sprintf(`"args": {"cni": {"ips": ["%s"]}}`, strings.Join(addrs, `", "`))
+}
+
+// TestTakeOver: an attachment that has an address already gets it again if its stamp proves
+// the former life over, and not otherwise (L17).
+func TestTakeOver(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	m := oursAt(t, filepath.Join(t.TempDir(), "networks"))
+	ns, other := realns.New(t), realns.New(t)
+	restamp := func(field int, value string) {
+		t.Helper()
+		for name, content := range m.reservations() {
+			if content != matrixID+"\r\neth0" {
+				continue
+			}
+			fields := strings.Split(m.stamp(name), " ")
+			if len(fields) != 5 {
+				t.Fatalf("%s has the stamp %q", name, m.stamp(name))
+			}
+			fields[field] = value
+			must(t, unix.Setxattr(filepath.Join(m.net(), name), stampAttr, []byte(strings.Join(fields, " ")), 0))
+		}
+	}
+	v4, v6 := "198.18.0.2/24", "2001:db8::2/122"
+	refused := func(what string) {
+		t.Helper()
+		m.refuses("ADD", matrixID, "duplicate allocation is not allowed")
+		if t.Failed() {
+			t.Fatal(what)
+		}
+	}
+	m.takes(matrixID, ns.Path, "", v4, v6)
+	refused("its namespace is there")
+	restamp(3, fmt.Sprint(other.ID))
+	refused("another's namespace is there")
+	restamp(3, "0")
+	refused("no namespace is known")
+	const gone = "1"
+	restamp(3, gone)
+	m.takes(matrixID, ns.Path, "", v4, v6) // the namespace is gone
+	for name, content := range m.reservations() {
+		if fields := strings.Split(m.stamp(name), " "); content == matrixID+"\r\neth0" && fields[3] != fmt.Sprint(ns.ID) {
+			t.Errorf("%s has the stamp %v after it, want namespace %d", name, fields, ns.ID)
+		}
+	}
+	refused("just taken over")
+	restamp(1, "00000000-0000-4000-8000-000000000000")
+	m.takes(matrixID, ns.Path, "", v4, v6) // an earlier boot
+	refused("just taken over")
+	restamp(3, gone)
+	m.takes(matrixID, ns.Path, requested("198.18.0.2", "2001:db8::2"), v4, v6) // as requested
+	restamp(3, gone)
+	m.takes(matrixID, ns.Path, requested("198.18.0.9"), "198.18.0.9/24", v6) // another one is wanted
+	m.ok("DEL", matrixID)
+	if n := m.count(matrixID); n != 0 {
+		t.Errorf("%d left after DEL", n)
+	}
+
+	// Held by the kernel: the stamp does not matter.
+	m.takes(matrixID, ns.Path, requested("198.18.0.2", "2001:db8::2"), v4, v6)
+	other.AddAddr("lo", "198.18.0.2/32")
+	restamp(1, "00000000-0000-4000-8000-000000000000")
+	refused("a namespace holds it")
+
+	// A stamp of other content, and host-local's reservation without one.
+	stamp := m.stamp("2001:db8::2")
+	for name, content := range map[string]string{"198.18.0.7": "x\r\neth0", "2001:db8::7": "y\r\neth0"} {
+		must(t, os.WriteFile(filepath.Join(m.net(), name), []byte(content), 0o600))
+	}
+	must(t, unix.Setxattr(filepath.Join(m.net(), "2001:db8::7"), stampAttr, []byte(stamp), 0))
+	m.refuses("ADD", "x", "duplicate allocation is not allowed")
+	m.refuses("ADD", "y", "duplicate allocation is not allowed")
+}
+
+// TestHeldByTheKernel: where names are lost, an address that a namespace holds is not handed
+// out though nobody has reserved it (I11, cases F12 and L15).
+func TestHeldByTheKernel(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	lost := map[string]func(t *testing.T, m *killSite){
+		"emptied": func(t *testing.T, m *killSite) {
+			names, err := os.ReadDir(m.net())
+			must(t, err)
+			for _, n := range names {
+				must(t, os.Remove(filepath.Join(m.net(), n.Name())))
+			}
+		},
+		"removed": func(t *testing.T, m *killSite) { must(t, os.RemoveAll(m.net())) },
+		"emptied, and the index too": func(t *testing.T, m *killSite) {
+			must(t, os.RemoveAll(m.data))
+			must(t, os.RemoveAll(m.run))
+		},
+	}
+	for name, lose := range lost {
+		t.Run(name, func(t *testing.T) {
+			m := oursAt(t, filepath.Join(t.TempDir(), "networks"))
+			alive, pod := realns.New(t), realns.New(t)
+			m.takes("alive", alive.Path, "", "198.18.0.2/24", "2001:db8::2/122")
+			alive.AddAddr("lo", "198.18.0.2/32")
+			alive.AddAddr("lo", "2001:db8::2/128")
+			lose(t, m)
+			m.takes("new", pod.Path, "", "198.18.0.3/24", "2001:db8::3/122")
+			c := m.config(m.bin)
+			c.top = requested("198.18.0.2")
+			r := request{command: "ADD", id: "wants", ifname: "eth0", netns: pod.Path, config: c}
+			got, err := m.bin.run(t.Context(), r.call(m.bin))
+			must(t, err)
+			if f, err := got.failure(); err != nil || !strings.Contains(f.Msg, "is not available in range set") {
+				t.Errorf("requested: %+v, %v", got, err)
+			}
+			// It lasts while what is held has no reservation.
+			m.takes("newer", pod.Path, "", "198.18.0.4/24", "2001:db8::4/122")
+			must(t, os.WriteFile(filepath.Join(m.net(), "last_reserved_ip.0"), []byte("198.18.0.1"), 0o600))
+			m.takes("newest", pod.Path, "", "198.18.0.5/24", "2001:db8::5/122")
+			if m.count("wants") != 0 {
+				t.Error("a refused ADD left something")
+			}
+		})
+	}
+}
