@@ -19,6 +19,7 @@ REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,n
 
 FUZZTIME ?= 1m
 SOAK ?= 10m
+INTERLEAVED ?= 100000
 BENCH ?= node,shell,large,locks,ipam,heal
 
 CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
@@ -76,7 +77,8 @@ bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,s
 	$(GO) run ./bench -commit '$(COMMIT)' -parts '$(BENCH)'
 
 .PHONY: soak
-soak: ## the simulated node with fresh seeds on all cores for SOAK (10m); the last line is for docs/proof.md
+soak: ## INTERLEAVED (100000) calls of host-local and holdfast-ipam, then the simulated node with fresh seeds for SOAK (10m)
+	$(GO) test ./e2e/ipam -run 'TestInterleaved$$' -count=1 -timeout 24h -v -seed $$(date +%s) -interleaved $$(($(INTERLEAVED) / 3 + 1))
 	@$(GO) run ./hack/soak -for $(SOAK)
 
 .PHONY: fuzz

@@ -20,8 +20,10 @@ import (
 // The flags make a soak of the tests below: go test ./e2e/ipam -run
 // 'Differential|Interleaved' -ops 100000 -seed 7.
 var (
-	opsFlag  = flag.Int("ops", 500, "random operations of TestDifferential and of each part of TestInterleaved")
-	seedFlag = flag.Uint64("seed", 1, "seed of the random operations")
+	opsFlag = flag.Int("ops", 500, "random operations of TestDifferential")
+	// Three parts make 10,000; make soak sets any number.
+	interleavedFlag = flag.Int("interleaved", 3334, "random operations of each part of TestInterleaved")
+	seedFlag        = flag.Uint64("seed", 1, "seed of the random operations")
 )
 
 // differential compares two programs: the same random operations on a directory each.
