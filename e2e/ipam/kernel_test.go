@@ -13,11 +13,21 @@ import (
 	realns "github.com/holdfast-cni/holdfast/internal/testenv/netns"
 )
 
+// onItsOwn is oursAt with addresses that no other test on this machine has, since they come
+// to be held by its kernel.
+func onItsOwn(t *testing.T) *killSite {
+	t.Helper()
+	m := oursAt(t, filepath.Join(t.TempDir(), "networks"))
+	b := realns.Subnet(t).Addr().As4()
+	m.private = strings.NewReplacer("198.18.0.", fmt.Sprintf("%d.%d.%d.", b[0], b[1], b[2]), "2001:db8::", fmt.Sprintf("fd48:%x:%x::", b[1], b[2]))
+	return m
+}
+
 // takes runs an ADD in a namespace, and wants these addresses, without their gateways.
 func (m *killSite) takes(id, ns, top string, want ...string) {
 	m.t.Helper()
 	c := m.config(m.bin)
-	c.top = top
+	c.top = m.at(top)
 	r := request{command: "ADD", id: id, ifname: "eth0", netns: ns, config: c}
 	got, err := m.bin.run(m.t.Context(), r.call(m.bin))
 	must(m.t, err)
@@ -25,7 +35,7 @@ func (m *killSite) takes(id, ns, top string, want ...string) {
 	for i := range addrs {
 		addrs[i], _, _ = strings.Cut(addrs[i], " via ")
 	}
-	if err != nil || strings.Join(addrs, " ") != strings.Join(want, " ") {
+	if err != nil || strings.Join(addrs, " ") != m.at(strings.Join(want, " ")) {
 		m.t.Errorf("ADD %s: %v, %v; want %v\n%+v", id, addrs, err, want, got)
 	}
 }
@@ -38,7 +48,7 @@ func requested(addrs ...string) string {
 // the former life over, and not otherwise (L17).
 func TestTakeOver(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
-	m := oursAt(t, filepath.Join(t.TempDir(), "networks"))
+	m := onItsOwn(t)
 	ns, other := realns.New(t), realns.New(t)
 	restamp := func(field int, value string) {
 		t.Helper()
@@ -91,16 +101,16 @@ func TestTakeOver(t *testing.T) {
 
 	// Held by the kernel: the stamp does not matter.
 	m.takes(matrixID, ns.Path, requested("198.18.0.2", "2001:db8::2"), v4, v6)
-	other.AddAddr("lo", "198.18.0.2/32")
+	other.AddAddr("lo", m.at("198.18.0.2/32"))
 	restamp(1, "00000000-0000-4000-8000-000000000000")
 	refused("a namespace holds it")
 
 	// A stamp of other content, and host-local's reservation without one.
-	stamp := m.stamp("2001:db8::2")
+	stamp := m.stamp(m.at("2001:db8::2"))
 	for name, content := range map[string]string{"198.18.0.7": "x\r\neth0", "2001:db8::7": "y\r\neth0"} {
-		must(t, os.WriteFile(filepath.Join(m.net(), name), []byte(content), 0o600))
+		must(t, os.WriteFile(filepath.Join(m.net(), m.at(name)), []byte(content), 0o600))
 	}
-	must(t, unix.Setxattr(filepath.Join(m.net(), "2001:db8::7"), stampAttr, []byte(stamp), 0))
+	must(t, unix.Setxattr(filepath.Join(m.net(), m.at("2001:db8::7")), stampAttr, []byte(stamp), 0))
 	m.refuses("ADD", "x", "duplicate allocation is not allowed")
 	m.refuses("ADD", "y", "duplicate allocation is not allowed")
 }
@@ -118,6 +128,14 @@ func TestHeldByTheKernel(t *testing.T) {
 			}
 		},
 		"removed": func(t *testing.T, m *killSite) { must(t, os.RemoveAll(m.net())) },
+		"one gone, and a new boot": func(t *testing.T, m *killSite) {
+			must(t, os.RemoveAll(m.run)) // as a boot does
+			for _, name := range []string{"198.18.0.2", "2001:db8::2"} {
+				must(t, os.Remove(filepath.Join(m.net(), m.at(name))))
+			}
+			must(t, os.WriteFile(filepath.Join(m.net(), "last_reserved_ip.0"), []byte(m.at("198.18.0.1")), 0o600))
+			must(t, os.WriteFile(filepath.Join(m.net(), "last_reserved_ip.1"), []byte(m.at("2001:db8::1")), 0o600))
+		},
 		"emptied, and the index too": func(t *testing.T, m *killSite) {
 			must(t, os.RemoveAll(m.data))
 			must(t, os.RemoveAll(m.run))
@@ -125,15 +143,15 @@ func TestHeldByTheKernel(t *testing.T) {
 	}
 	for name, lose := range lost {
 		t.Run(name, func(t *testing.T) {
-			m := oursAt(t, filepath.Join(t.TempDir(), "networks"))
+			m := onItsOwn(t)
 			alive, pod := realns.New(t), realns.New(t)
 			m.takes("alive", alive.Path, "", "198.18.0.2/24", "2001:db8::2/122")
-			alive.AddAddr("lo", "198.18.0.2/32")
-			alive.AddAddr("lo", "2001:db8::2/128")
+			alive.AddAddr("lo", m.at("198.18.0.2/32"))
+			alive.AddAddr("lo", m.at("2001:db8::2/128"))
 			lose(t, m)
 			m.takes("new", pod.Path, "", "198.18.0.3/24", "2001:db8::3/122")
 			c := m.config(m.bin)
-			c.top = requested("198.18.0.2")
+			c.top = m.at(requested("198.18.0.2"))
 			r := request{command: "ADD", id: "wants", ifname: "eth0", netns: pod.Path, config: c}
 			got, err := m.bin.run(t.Context(), r.call(m.bin))
 			must(t, err)
@@ -142,7 +160,7 @@ func TestHeldByTheKernel(t *testing.T) {
 			}
 			// It lasts while what is held has no reservation.
 			m.takes("newer", pod.Path, "", "198.18.0.4/24", "2001:db8::4/122")
-			must(t, os.WriteFile(filepath.Join(m.net(), "last_reserved_ip.0"), []byte("198.18.0.1"), 0o600))
+			must(t, os.WriteFile(filepath.Join(m.net(), "last_reserved_ip.0"), []byte(m.at("198.18.0.1")), 0o600))
 			m.takes("newest", pod.Path, "", "198.18.0.5/24", "2001:db8::5/122")
 			if m.count("wants") != 0 {
 				t.Error("a refused ADD left something")

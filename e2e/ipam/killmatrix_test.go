@@ -71,6 +71,7 @@ type killSite struct {
 	bin             Plugin // with failpoints
 	dir, data, run  string
 	extras          string // further members of "ipam", each behind a comma
+	private         *strings.Replacer
 	cells, finished int
 	died            map[failpoint.Point]map[string]bool
 }
@@ -84,8 +85,17 @@ func must(t testing.TB, err error) {
 
 func (m *killSite) net() string { return filepath.Join(m.data, "net") }
 
+// at puts addresses that are ours alone in the place of those that every test has; see
+// onItsOwn.
+func (m *killSite) at(text string) string {
+	if m.private == nil {
+		return text
+	}
+	return m.private.Replace(text)
+}
+
 func (m *killSite) config(p Plugin) config {
-	ipam := matrixRanges
+	ipam := m.at(matrixRanges)
 	if !p.upstream() {
 		ipam += fmt.Sprintf(`, "runDir": %q, "stateDir": %q, "heal": {"disabled": true}`, m.run, filepath.Join(m.dir, "state")) + m.extras
 	}
