@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -13,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 	"github.com/holdfast-cni/holdfast/internal/testenv/cri"
 	"github.com/holdfast-cni/holdfast/internal/testenv/nodecheck"
@@ -135,6 +140,69 @@ func TestFullNetworkHeals(t *testing.T) {
 			}
 			s.check(t, "after gc", s.live)
 		})
+	}
+}
+
+// The node was booted again, and all that the boot before left is reserved still. holdfast never
+// ran in that boot; its IPAM noted it. The first Pod starts at once, whatever the grace; what is
+// of a boot that nobody noted stays.
+func TestRebootHeals(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	const noted, unknown = "11111111-2222-4333-8444-555555555555", "66666666-7777-4888-8999-aaaaaaaaaaaa"
+	dir := t.TempDir()
+	net := filepath.Join(dir, "networks", "pods")
+	history, err := state.Open(filepath.Join(dir, "state"), state.Options{})
+	if err == nil {
+		_, err = history.ObserveBoot(noted)
+	}
+	if err := errors.Join(err, history.Close(), os.MkdirAll(net, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	stamped := func(name, boot, content string) {
+		path := filepath.Join(net, name)
+		sum := sha256.Sum256([]byte(content))
+		stamp := fmt.Appendf(nil, "1 %s %d 4026532281 %x", boot, 100*time.Hour, sum[:16])
+		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), unix.Setxattr(path, "user.holdfast.stamp", stamp, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stamped("last_reserved_ip.0", noted, "198.18.78.14")
+	for i := range slots {
+		boot := noted
+		if i >= slots-2 {
+			boot = unknown
+		}
+		stamped(fmt.Sprintf("198.18.78.%d", i+2), boot, fmt.Sprintf("%064x\r\neth0", i+1))
+	}
+	bin := filepath.Join(dir, "bin")
+	if err := errors.Join(os.Mkdir(bin, 0o755), os.Symlink(os.Getenv(binEnv), filepath.Join(bin, "holdfast"))); err != nil {
+		t.Fatal(err)
+	}
+	conf, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "pods", "type": "bridge", "ipam": map[string]any{
+		"type": "holdfast-ipam", "subnet": "198.18.78.0/28", "dataDir": filepath.Join(dir, "networks"),
+		"stateDir": filepath.Join(dir, "state"), "runDir": filepath.Join(dir, "run"),
+		"heal": map[string]any{"timeout": "30s", "binary": filepath.Join(bin, "holdfast"), "args": []string{
+			"--run-dir", filepath.Join(dir, "run"), "--cri-endpoint", "none", "--cni-conf-dir", dir, "--cni-cache-dir", dir,
+		}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Getenv(ipamEnv))
+	cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=first", "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/none", "CNI_PATH=" + bin}
+	cmd.Stdin = bytes.NewReader(conf)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("ADD: %v\n%s", err, out)
+	}
+	left, err := filepath.Glob(filepath.Join(net, "198.*"))
+	if err != nil || len(left) != 3 {
+		t.Errorf("left are %q, %v; want the new one and the two of a boot that nobody noted", left, err)
+	}
+	for i := range 2 {
+		if _, err := os.Stat(filepath.Join(net, fmt.Sprintf("198.18.78.%d", slots-i+1))); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
