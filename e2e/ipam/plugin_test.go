@@ -269,7 +269,8 @@ func (c config) json(typ string) string {
 	}
 	if typ == oursType && filepath.IsAbs(c.dataDir) {
 		// Nothing is left on the machine.
-		fmt.Fprintf(&b, `, "stateDir": %q`, filepath.Join(filepath.Dir(c.dataDir), "state"))
+		dir := filepath.Dir(c.dataDir)
+		fmt.Fprintf(&b, `, "stateDir": %q, "runDir": %q`, filepath.Join(dir, "state"), filepath.Join(dir, "run"))
 	}
 	if c.ipam != "" {
 		b.WriteString(", " + c.ipam)
