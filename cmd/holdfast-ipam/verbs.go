@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,6 +51,9 @@ func cmdDel(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	if len(own) == 0 && len(legacy) == 0 && tx.Unread != nil {
+		return tx.Unread // an error is never "absent"
+	}
 	// Those of host-local before 0.7, which wrote no interface. host-local looks for them
 	// when it finds no others, once for each range set.
 	if len(own) == 0 || len(r.conf.Ranges) > 1 {
@@ -91,7 +95,7 @@ func cmdCheck(args *skel.CmdArgs) error {
 		return err
 	}
 	if own = append(own, legacy...); len(own) == 0 {
-		return notFound
+		return cmp.Or(tx.Unread, notFound)
 	}
 	prev, err := previous(args.StdinData)
 	if err != nil || prev == nil {

@@ -35,6 +35,9 @@ const (
 // look at a file; the content decides.
 type ownerKey [16]byte
 
+// unreadKey stands for what could not be read.
+var unreadKey = ownerKey{0: 0xff, 15: 0xff}
+
 func keyOfContent(content []byte) (k ownerKey) {
 	h := fnv.New128a()
 	_, _ = h.Write(content)

@@ -213,6 +213,9 @@ type Tx struct {
 	// new, when a last_reserved_ip is lost, and, as sinceBoot, with the first look at the
 	// directory in this boot and when others removed names.
 	Distrust time.Duration
+	// Unread is set by Owned where a file could not be read, so that it may be the
+	// attachment's too; nil if all could.
+	Unread error
 }
 
 // sinceBoot: nothing says that names were lost; it is only not known.
@@ -303,12 +306,17 @@ func (tx *Tx) Owned(id, ifName string) (own, legacy []Held, err error) {
 func (tx *Tx) withContent(content []byte) ([]Held, error) {
 	content = bytes.TrimSpace(content)
 	var out []Held
-	for _, addr := range tx.x.withKey(keyOfContent(content)) {
+	known := tx.x.withKey(keyOfContent(content))
+	for i, addr := range append(known, tx.x.withKey(unreadKey)...) {
 		name, err := tx.nameOf(addr)
 		if err != nil {
 			return nil, err
 		}
 		h, ok, err := tx.look(name, content)
+		if err != nil && i >= len(known) {
+			tx.Unread = err
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
