@@ -79,6 +79,10 @@ bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,s
 soak: ## the simulated node with fresh seeds on all cores for SOAK (10m); the last line is for docs/proof.md
 	@$(GO) run ./hack/soak -for $(SOAK)
 
+.PHONY: mutate
+mutate: ## takes each gate of a release out and asks who notices; the table is for docs/proof.md
+	@$(GO) run ./hack/mutate
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (1m)
 	@$(TESTSUM) -fuzz $(FUZZTIME) -fuzz-total 24h
