@@ -81,6 +81,10 @@ soak: ## INTERLEAVED (100000) calls of host-local and holdfast-ipam, then the si
 	$(GO) test ./e2e/ipam -run 'TestInterleaved$$' -count=1 -timeout 24h -v -seed $$(date +%s) -interleaved $$(($(INTERLEAVED) / 3 + 1))
 	@$(GO) run ./hack/soak -for $(SOAK)
 
+.PHONY: mutate
+mutate: ## takes each gate of a release out and asks who notices; the table is for docs/proof.md
+	@$(GO) run ./hack/mutate
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (1m)
 	@$(TESTSUM) -fuzz $(FUZZTIME) -fuzz-total 24h

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
 	"github.com/holdfast-cni/holdfast/internal/testenv/nodecheck"
@@ -157,12 +155,8 @@ func (n *node) gone() error {
 	}
 	// Between the unmount and the unlink a plain file stays, which holds nothing; every
 	// later run tells of it.
-	if ns, err := os.Open(n.pinned); err == nil {
-		var fs unix.Statfs_t
-		if err := unix.Fstatfs(int(ns.Fd()), &fs); err != nil || fs.Type == unix.NSFS_MAGIC {
-			errs = append(errs, errors.New(n.pinned+" is mounted"), err)
-		}
-		ns.Close()
+	if n.isPinned() {
+		errs = append(errs, errors.New(n.pinned+" is mounted"))
 	}
 	absent(filepath.Join("/sys/class/net", n.veth))
 	return errors.Join(errs...)

@@ -171,7 +171,7 @@ func without(list []failpoint.Point, p failpoint.Point) []failpoint.Point {
 func (m *matrix) released(cross bool) snapshot {
 	s := &scenario{args: []string{"gc", "--wait"}, leaked: true, cross: cross}
 	m.prepare(m.t, s)
-	m.recover(m.t, s)
+	m.converges(m.t, s)
 	return take(m.t, m.state(s))
 }
 
@@ -222,7 +222,6 @@ func (m *matrix) armed(t *testing.T, s *scenario, lines ...string) (outcome, str
 func (m *matrix) passages(t *testing.T, s *scenario) map[failpoint.Point]int {
 	t.Helper()
 	const many = 1_000_000
-	m.prepare(t, s)
 	var lines []string
 	fixed := strings.Join(s.lines, "\n")
 	for _, p := range failpoint.Names() {
@@ -230,7 +229,12 @@ func (m *matrix) passages(t *testing.T, s *scenario) map[failpoint.Point]int {
 			lines = append(lines, fmt.Sprintf("%s %d*off", p, many))
 		}
 	}
-	o, left := m.armed(t, s, lines...)
+	var o outcome
+	var left string
+	for try := 1; try == 1 || try <= tries && m.watched(s, o); try++ {
+		m.prepare(t, s)
+		o, left = m.armed(t, s, lines...)
+	}
 	if o.code != 0 {
 		t.Fatalf("without anything injected: %+v", o)
 	}
@@ -290,15 +294,17 @@ func (m *matrix) one(t *testing.T, c cell) {
 		}
 		var o outcome
 		// On a machine that stands still for seconds a confirmation is too old, and gc
-		// rightly releases nothing: then the point was not passed, and the cell is made anew.
+		// rightly releases nothing; where somebody looks at the orphan's namespace, it stays.
+		// Then the point was not passed, or not all was done, and the cell is made anew.
 		for try := 1; ; try++ {
 			m.prepare(t, c.s)
 			var left string
 			o, left = m.armed(t, c.s, line)
-			if strings.Contains("\n"+left, fmt.Sprintf("\n%s off\n", c.point)) {
+			came := strings.Contains("\n"+left, fmt.Sprintf("\n%s off\n", c.point))
+			if came && (try == tries || !m.watched(c.s, o)) {
 				break
 			}
-			if try == 3 || o.code != 4 {
+			if !came && (try == tries || o.code != 0 && o.code != 4) {
 				t.Fatalf("never came to the point: %s\n%+v", left, o)
 			}
 		}
@@ -323,6 +329,16 @@ func (m *matrix) one(t *testing.T, c cell) {
 			t.Logf("the first run: %+v", o)
 		}
 	})
+}
+
+// tries is how often something is done that others on the machine may disturb. What is
+// wrong fails each time.
+const tries = 3
+
+// watched reports whether a gc that found no fault left the orphan's namespace alone: it
+// was in use, as by whoever lists the namespaces of this machine just then.
+func (m *matrix) watched(s *scenario, o outcome) bool {
+	return s.args[0] == "gc" && o.code == 0 && m.node.isPinned()
 }
 
 // told: an error is reported, and success is claimed only where the command has done all
@@ -366,6 +382,9 @@ func (m *matrix) goal(s *scenario) error {
 func (m *matrix) converges(t *testing.T, s *scenario) {
 	t.Helper()
 	o := m.recover(t, s)
+	for try := 1; try < tries && m.watched(s, o); try++ {
+		o = m.recover(t, s)
+	}
 	if err := m.goal(s); err != nil {
 		t.Errorf("after another run: %v\n%+v", err, o)
 	}

@@ -206,8 +206,7 @@ func (n *node) leak(t *testing.T) {
 	la := netlink.NewLinkAttrs()
 	la.Name, la.HardwareAddr = n.veth, vethMAC
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: la, PeerName: n.veth + "p"}))
-	var sfs unix.Statfs_t
-	if err := unix.Statfs(n.pinned, &sfs); err != nil || sfs.Type != unix.NSFS_MAGIC {
+	if !n.isPinned() {
 		drop(t, n.pinned) // a plain file may have stayed
 		ns := netns.NewAt(t, n.pinned)
 		n.made++
@@ -215,6 +214,12 @@ func (n *node) leak(t *testing.T) {
 		ns.AddAddr("eth0", fmt.Sprintf("%s/%d", n.orphan.addr, n.subnet.Bits()))
 		ns.Close()
 	}
+}
+
+// isPinned reports whether the orphan's namespace is mounted.
+func (n *node) isPinned() bool {
+	var sfs unix.Statfs_t
+	return unix.Statfs(n.pinned, &sfs) == nil && sfs.Type == unix.NSFS_MAGIC
 }
 
 // reclaim takes all of it away.

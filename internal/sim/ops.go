@@ -55,6 +55,10 @@ type opDef struct {
 //	lock N, unlock N a stranger holds the network's lock
 //	plant N I WHAT   an odd file at the I-th address: 0 empty, 1 a person's, 2 a number,
 //	                 3 a prefix of a living ID, 4 an unknown ID, 5 blanks after the ID
+//	again B S K      the DEL of the B-th last attempt, last_reserved_ip is wound back, and
+//	                 slot S begins an ADD of K steps, which so gets the very same address
+//	spoil S WHAT     the reservation of slot S is written over, see plant; 0 cuts it to nothing
+//	keep S           a person holds the address of slot S
 //	rename N         the network gets another name
 //	wipe N           its directory is emptied
 //	kill             our process dies (in a command only)
@@ -168,6 +172,15 @@ func ops() []opDef {
 			return true
 		}},
 		{"plant", []int{2, 24, 6}, 2, true, nil, func(w *World, a [3]int) bool { w.plant(w.nets[a[0]], a[1], a[2]); return true }},
+		{"again", []int{8, nSlots, 16}, 3, true, func(w *World, a [3]int) bool {
+			return len(w.all) > 0 && canBegin(w, [3]int{a[1]})
+		}, (*World).again},
+		{"spoil", []int{nSlots, 6}, 2, true, isUp, onSlotArg((*World).spoil)},
+		{"keep", []int{nSlots}, 1, true, exists, onSlot(func(w *World, c *container) {
+			if len(c.addrs) > 0 {
+				w.command(Command{Verb: Hold, Addr: c.addrs[0].String()})
+			}
+		})},
 		{"rename", []int{2}, 1, false, nil, func(w *World, a [3]int) bool { w.rename(a[0]); return true }},
 		{"wipe", []int{2}, 1, true, nil, func(w *World, a [3]int) bool { w.wipe(w.nets[a[0]]); return true }},
 		{"kill", nil, 3, true, func(*World, [3]int) bool { return false }, func(w *World, _ [3]int) bool {
@@ -207,6 +220,16 @@ func onSlot(do func(*World, *container)) func(*World, [3]int) bool {
 	return func(w *World, a [3]int) bool {
 		if c := w.slots[a[0]]; c != nil {
 			do(w, c)
+			w.seq++
+		}
+		return true
+	}
+}
+
+func onSlotArg(do func(*World, *container, int)) func(*World, [3]int) bool {
+	return func(w *World, a [3]int) bool {
+		if c := w.slots[a[0]]; c != nil {
+			do(w, c, a[1])
 			w.seq++
 		}
 		return true
@@ -301,7 +324,20 @@ func (w *World) plant(n *network, i, what int) {
 	if _, err := w.disk.Lstat(n.dir()); err != nil {
 		return
 	}
-	var content []byte
+	w.overwrite(p, nil, w.oddContent(i, what))
+}
+
+// overwrite writes a file that is c's from then on. A full disk leaves a part of it.
+func (w *World) overwrite(p string, c *container, content []byte) {
+	if w.put(p, content) == nil {
+		w.ledger.add(w, p, c, content).foreign = claim.ParseOwner(content).Shape == claim.ShapeForeign
+	} else if left, err := w.disk.ReadFile(p); err == nil {
+		w.ledger.add(w, p, c, left)
+	}
+}
+
+// oddContent is what plant and spoil write.
+func (w *World) oddContent(i, what int) (content []byte) {
 	switch what {
 	case 1:
 		content = []byte("reserved-vip")
@@ -319,10 +355,49 @@ func (w *World) plant(n *network, i, what int) {
 	case 5:
 		content = []byte(containerID(6000+i) + " \r\neth0 \r\n")
 	}
-	if w.put(p, content) == nil {
-		w.ledger.add(w, p, nil, content).foreign = claim.ParseOwner(content).Shape == claim.ShapeForeign
-	} else if left, err := w.disk.ReadFile(p); err == nil {
-		w.ledger.add(w, p, nil, left)
+	return content
+}
+
+// again gives the address of an attempt that is over to another, as a store does that was
+// restored from a copy (cases F11 and F12).
+func (w *World) again(a [3]int) bool {
+	i := len(w.all) - 1 - a[0]
+	if i < 0 || w.slots[a[1]] != nil && w.slots[a[1]].living() {
+		return true
+	}
+	old := w.all[i]
+	if old.living() || w.alive(old.id) || old.nets&1 == 0 || len(old.addrs) == 0 {
+		return true
+	}
+	if !w.del(old) {
+		return false
+	}
+	n := w.nets[0]
+	if _, k := n.index(old.addrs[0]); k >= 0 {
+		_ = w.put(n.dir()+"/last_reserved_ip.0", []byte(n.addr(0, (k+n.n-1)%n.n).String()))
+	}
+	w.steps(w.beginIn(a[1], plain, 1, false, false), a[2])
+	return true
+}
+
+// spoil writes over the reservation of a container's first address, as a disk that was
+// full or a copy that was restored does (cases F5 and F12). What is cut to nothing is
+// still its own.
+func (w *World) spoil(c *container, what int) {
+	if len(c.addrs) == 0 {
+		return
+	}
+	for _, p := range sortedKeys(w.ledger.files) {
+		f := w.ledger.files[p]
+		if f.c != c || f.addr != c.addrs[0].String() {
+			continue
+		}
+		owner := c
+		if what > 0 {
+			owner = nil
+		}
+		w.overwrite(p, owner, w.oddContent(c.n, what))
+		return
 	}
 }
 

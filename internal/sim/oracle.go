@@ -176,6 +176,9 @@ func (w *World) removed(r *run, f *file) {
 	if !duties.Journals {
 		return
 	}
+	if _, held := w.locks[filepath.Dir(f.path)]; held {
+		w.violate("I7", "%s was released while another held the lock of its store", f.path)
+	}
 	switch {
 	case f.foreign:
 		w.violate("I5", "%s was released, which a person wrote", f.path)

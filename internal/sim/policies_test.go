@@ -218,8 +218,9 @@ func widen(list, dead []claim.Resource, along func(d, r *claim.Resource) bool) [
 	return out
 }
 
-// policySeeds are the seeds that every policy, and ours, is tried on.
-const policySeeds = 200
+// policySeeds are the seeds that every policy is tried on. TestSeeds plays ours on all of
+// them and more.
+const policySeeds = seeds / 2
 
 // The rules that failed in the field are found out, each by its own fault: the same
 // script breaks nothing with that one fault mended. Nor does it with ours. within is how
@@ -280,15 +281,9 @@ func TestKnownBadPolicies(t *testing.T) {
 			fmt.Fprintf(&table, "| %s | %s | %s | %d | %d | %d | %d | 0 |\n", p.name, p.seen, strings.Join(sortedKeys(broken), ", "), len(found), medianGap(found), at[len(at)/2], p.within)
 		})
 	}
-	if testing.Short() {
-		return
+	if !testing.Short() {
+		t.Logf("\n%s", table.String())
 	}
-	for seed := range policySeeds {
-		if res := Generate(uint64(seed), steps, NewHoldfast()); res.Fail != nil {
-			t.Errorf("ours, seed %d: %v", seed, res.Fail)
-		}
-	}
-	t.Logf("\n%s", table.String())
 }
 
 // medianGap is how many seeds it takes to come to one of found, from half of all seeds.

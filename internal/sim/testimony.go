@@ -41,7 +41,7 @@ func (w *World) kernelFacts() *claim.KernelFacts {
 	f := &claim.KernelFacts{Vantage: claim.Vantage{Proven: true, InitialPIDNS: true, PIDNS: 4026531836}}
 	switch w.mode.kernel {
 	case noVantage:
-		f.Vantage = claim.Vantage{Checks: []claim.Check{{Name: "pid-namespace", Detail: "sees half of the node"}}}
+		f.Vantage = claim.Vantage{InitialPIDNS: true, Checks: []claim.Check{{Name: "pid-namespace", Detail: "sees half of the node"}}}
 	case halfVantage:
 		f.Vantage.InitialPIDNS, f.Vantage.PIDNS = false, 4026533000
 	}

@@ -487,10 +487,6 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 		return
 	}
 	for _, n := range homes {
-		if b := s.sandboxIn(n); b != nil {
-			a.class, a.Rule, a.Why = classAlive, "sandbox-netns", "sandbox "+short(b.ID)+" has this network namespace"
-			return
-		}
 		if id := s.livesIn(n); id != "" {
 			a.class, a.Rule, a.Why = classAlive, "netns-of-living", "its network namespace may be that of the living "+short(id)
 			return
@@ -526,19 +522,6 @@ func (s *scene) pin(n *claim.Netns) Pin {
 		return Pin{n.ID, n.Mounts[0]}
 	}
 	return Pin{ID: n.ID}
-}
-
-// sandboxIn returns a sandbox that a runtime keeps in n, by its path.
-func (s *scene) sandboxIn(n *claim.Netns) *claim.Sandbox {
-	if s.cri == nil {
-		return nil
-	}
-	for i := range s.cri.Sandboxes {
-		if b := &s.cri.Sandboxes[i]; slices.Contains(s.mounted(b.Netns), n) {
-			return b
-		}
-	}
-	return nil
 }
 
 // short is an ID as people read it. IDs that are attachments have a known shape, so

@@ -85,7 +85,7 @@ func dumpAll(ctx context.Context, spaces map[uint64]*space) error {
 	errs := make([]error, min(workers, len(jobs)))
 	for i := range errs {
 		wg.Go(func() {
-			errs[i] = onDoomedThread(func() error {
+			errs[i] = visiting(func() error {
 				buf := make([]byte, 32<<10)
 				for {
 					k := int(next.Add(1)) - 1
@@ -126,6 +126,21 @@ func onDoomedThread(f func() error) error {
 		done <- f() // never unlocked: the thread ends with the goroutine
 	}()
 	return <-done
+}
+
+// visiting runs f, which enters network namespaces, on a doomed thread. The thread goes
+// back before visiting returns if it can, for it may end much later: another holdfast
+// must not find it in a namespace when we have no mark any more (see ours).
+func visiting(f func() error) error {
+	return onDoomedThread(func() error {
+		if home, err := openat(unix.AT_FDCWD, "/proc/thread-self/ns/net", unix.O_RDONLY); err == nil {
+			defer func() {
+				_ = unix.Setns(home, unix.CLONE_NEWNET) // if not, the thread ends where it is
+				unix.Close(home)
+			}()
+		}
+		return f()
+	})
 }
 
 // dump enters a namespace and reads its addresses. It leaves the thread there.

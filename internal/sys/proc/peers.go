@@ -54,7 +54,7 @@ func (s *snapshot) stranger(ctx context.Context) (bool, error) {
 	}
 	var unknown []peer
 	var all []uint32
-	err := onDoomedThread(func() (err error) {
+	err := visiting(func() (err error) {
 		unknown, all, err = s.unknownPeers(ctx, host.fd)
 		return err
 	})

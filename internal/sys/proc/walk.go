@@ -137,7 +137,9 @@ func (w *walker) process(pid int) error {
 	}
 	return w.threads(dir, pid, pid, same, func(thread int) error {
 		n, err := w.namespace(thread, "ns/net", "net")
-		if err != nil || n == last || w.s.ours(thread) {
+		// Whether it is ours the process tells: a thread that is ending loses its executable
+		// and its descriptors before it leaves the namespace.
+		if err != nil || n == last || w.s.ours(dir) {
 			return w.ended(thread, pid, "task/.../ns/net", err)
 		}
 		// As with descriptors: a snapshot's thread has left before the mark goes.
