@@ -15,6 +15,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // Versions and kinds.
@@ -60,7 +61,7 @@ type HealResponse struct {
 	Error string `json:"error,omitempty"`
 }
 
-// String is one clause for an error message. It never has control characters.
+// String is one clause for an error message. It has nothing but what prints.
 func (r HealResponse) String() string {
 	var parts []string
 	for _, k := range slices.Sorted(maps.Keys(r.Counts)) {
@@ -82,10 +83,10 @@ func (r HealResponse) String() string {
 // clean replaces what a terminal must not get raw.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '?'
+		if unicode.IsPrint(r) {
+			return r
 		}
-		return r
+		return '?' // a control or format character, or no text at all
 	}, s)
 }
 

@@ -79,8 +79,8 @@ func TestRefused(t *testing.T) {
 }
 
 func TestString(t *testing.T) {
-	p := HealResponse{Released: 1, Counts: map[string]int{"Suspect": 3, "InUse": 2}, Withheld: []string{"kernel: no\x1b[2J", "cap"}, Error: "late"}
-	const want = "healing released 1 (InUse 2, Suspect 3); withheld: kernel: no?[2J; cap; late"
+	p := HealResponse{Released: 1, Counts: map[string]int{"Suspect": 3, "InUse": 2}, Withheld: []string{"kernel: no\x1b[2J\u202e", "cap"}, Error: "late"}
+	const want = "healing released 1 (InUse 2, Suspect 3); withheld: kernel: no?[2J?; cap; late"
 	if got := p.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -98,7 +98,7 @@ func FuzzResponse(f *testing.F) {
 			return
 		}
 		for _, r := range p.String() {
-			if unicode.IsControl(r) {
+			if !unicode.IsPrint(r) {
 				t.Fatalf("%q", p.String())
 			}
 		}
