@@ -40,6 +40,12 @@ func TestMain(m *testing.M) {
 			}
 			fmt.Printf("%s %s proven=%t initial=%t %s\n", t.Witness, t.State, v.Proven, v.InitialPIDNS, t.Detail)
 		}
+	case "look":
+		for range looks {
+			New(Config{Proc: "/proc", Timeout: time.Minute}).Ask(context.Background())
+		}
+	case "watch":
+		watch(os.Getenv("HOLDFAST_PROC_TEST_NETNS"))
 	case "hold-marked":
 		if _, err := newSnapshot(Config{Proc: "/proc"}); err != nil {
 			panic(err)
