@@ -256,8 +256,6 @@ func (w *World) mayStay(f *file) string {
 		switch {
 		case !n.c.living() && w.rts[n.c.rt].name == "podman":
 			return "no runtime vouches for the namespace that holds it"
-		case n.c != f.c && !n.c.living():
-			return "a dead namespace holds it, which goes with another"
 		}
 	}
 	if n := w.kernelHolder(f.addr); n != nil {
@@ -279,9 +277,6 @@ func (w *World) mayStay(f *file) string {
 			if g.foreign || w.ledger.undone[g.path] == w.bootN || g.c != nil && g.c.living() && g.addr == f.addr {
 				return "its namespace may be needed by another file that stays"
 			}
-			if n := w.kernelHolder(g.addr); n != nil && n.c.id == f.c.id && (g.c == nil || g.c.id != f.c.id) && !w.reserves(f.c.id, g.addr) {
-				return "its namespace holds what only another's file reserves: a conflict, though both are dead"
-			}
 		}
 	}
 	if why := w.disputed(f.c.id); why != "" {
@@ -300,9 +295,6 @@ func (w *World) mayStay(f *file) string {
 		}
 		if g.held || w.ledger.undone[g.path] == w.bootN || w.ward(g) != nil || w.contested(g.addr) || w.cachedBy(g) != "" {
 			return "its sibling stays"
-		}
-		if n := w.kernelHolder(g.addr); n != nil && n.c.id != f.c.id && !n.c.living() {
-			return "its sibling is in conflict with a dead namespace"
 		}
 	}
 	return ""

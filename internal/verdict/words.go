@@ -279,7 +279,7 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 		other, excused := s.otherTenant(r, n, ids, homes)
 		a.Shared = excused
 		switch {
-		case other == "":
+		case other == "" || !excused && s.deserted(n):
 			for _, h := range homes {
 				if h != n {
 					return a.say(claim.WitnessKernel, Alive, "%s holds the address, and its own network namespace %s exists", s.describe(n), s.describe(h)), append(homes, n)
@@ -344,6 +344,14 @@ func (s *scene) otherTenant(r *claim.Resource, n *claim.Netns, ids []string, hom
 		return t[0], false
 	}
 	return "", false
+}
+
+// deserted: nobody uses n, and whoever it was of is dead by every witness; none of them is
+// silent. What it holds is then in conflict with nobody: one dead container's namespace and
+// another's reservation would keep each other for ever.
+func (s *scene) deserted(n *claim.Netns) bool {
+	return !s.used(n) && s.silentRequired() == "" && s.process != nil && (s.cri != nil || s.c.Policy.CRINone) &&
+		!slices.ContainsFunc(s.tenants[n.ID], s.living)
 }
 
 func (s *scene) describe(n *claim.Netns) string {
