@@ -180,11 +180,17 @@ type Holds struct {
 type Hold struct {
 	Address string `json:"address"`
 	// Store is the directory; empty means every one.
-	Store     string    `json:"store,omitempty"`
-	Why       string    `json:"why,omitempty"`
-	By        string    `json:"by"`
-	At        time.Time `json:"at"`
-	ReleaseID string    `json:"releaseID,omitempty"`
+	Store string `json:"store,omitempty"`
+	// ContainerID and IfName name the only one whose reservation is held, which is what an
+	// undo holds; empty means whoever has the address.
+	ContainerID string    `json:"containerID,omitempty"`
+	IfName      string    `json:"ifName,omitempty"`
+	Why         string    `json:"why,omitempty"`
+	By          string    `json:"by"`
+	At          time.Time `json:"at"`
+	ReleaseID   string    `json:"releaseID,omitempty"`
+	// Expired says why it holds nothing any more.
+	Expired string `json:"expired,omitempty"`
 }
 
 // Runtimes lists the CRI endpoints that ever answered on this node and so must answer.

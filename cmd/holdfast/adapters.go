@@ -181,12 +181,10 @@ func (h *holdBook) List() ([]verdict.Hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What an undo put back is held against the sweeps of its own boot. In the next one
-	// its sandbox is gone for certain, and a person's word alone lasts.
 	boot := h.now().Boot
 	out := make([]verdict.Hold, 0, len(list))
 	for _, e := range list {
-		if e.By != state.ByUndo || e.At.Boot == "" || e.At.Boot == boot {
+		if e.Counts(boot) {
 			out = append(out, e.Verdict())
 		}
 	}
@@ -197,7 +195,7 @@ func (h *holdBook) Hold(v verdict.Hold, releaseID string) (bool, error) {
 	if h.state == nil {
 		return false, fs.ErrNotExist
 	}
-	added, err := h.state.AddHolds(state.Hold{Store: v.Store, Addr: v.Addr, Why: v.Why, By: state.ByUndo, At: h.now(), ReleaseID: releaseID})
+	added, err := h.state.AddHolds(state.Hold{Store: v.Store, Addr: v.Addr, Owner: v.Owner, Why: v.Why, By: state.ByUndo, At: h.now(), ReleaseID: releaseID})
 	return len(added) > 0, err
 }
 
@@ -206,7 +204,7 @@ func (h *holdBook) Unhold(v verdict.Hold) error {
 		return fs.ErrNotExist
 	}
 	_, err := h.state.RemoveHolds(func(e state.Hold) bool {
-		return e.By == state.ByUndo && e.Store == v.Store && e.Addr == v.Addr
+		return e.By == state.ByUndo && e.Store == v.Store && e.Addr == v.Addr && e.Owner == v.Owner
 	})
 	return err
 }

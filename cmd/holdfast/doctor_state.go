@@ -17,6 +17,7 @@ import (
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 )
 
@@ -408,6 +409,16 @@ func (x *examination) stateFiles() []finding {
 	out[len(out)-1].blocks = true
 	holds, err := st.Holds()
 	out = append(out, list("holds", len(holds), err, "look at the file holds in the state directory, remove it, and hold again what is to be held"))
+	now, _ := boot.Now(x.o.proc)
+	ended := 0
+	for _, h := range holds {
+		if expired(h, now.Boot) != "" {
+			ended++
+		}
+	}
+	if ended > 0 {
+		out[len(out)-1].Detail += fmt.Sprintf(", %d of them expired", ended)
+	}
 	out[len(out)-1].blocks = true
 	return out
 }

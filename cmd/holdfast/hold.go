@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
+	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
@@ -135,14 +139,24 @@ func (a *app) printHolds(d *state.Dir) error {
 		return err
 	}
 	doc := &api.Holds{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindHolds}, Holds: []api.Hold{}}
-	t := report.Table{Header: []string{"ADDRESS", "STORE", "BY", "SINCE", "WHY"}}
+	t := report.Table{Header: []string{"ADDRESS", "STORE", "BY", "OF", "SINCE", "WHY"}}
+	now, _ := boot.Now(a.opts.proc)
 	for _, h := range list {
-		doc.Holds = append(doc.Holds, api.Hold{Address: h.Addr.String(), Store: h.Store, Why: h.Why, By: h.By, At: h.At.Wall, ReleaseID: h.ReleaseID})
-		store := h.Store
+		end := expired(h, now.Boot)
+		doc.Holds = append(doc.Holds, api.Hold{
+			Address: h.Addr.String(), Store: h.Store, ContainerID: h.Owner.ID, IfName: h.Owner.IfName, Why: h.Why, By: h.By, At: h.At.Wall, ReleaseID: h.ReleaseID, Expired: end,
+		})
+		store, of, why := h.Store, "whoever has it", h.Why
 		if store == "" {
 			store = "every one"
 		}
-		t.Rows = append(t.Rows, []string{h.Addr.String(), report.Clean(store), h.By, h.At.Wall.UTC().Format(time.RFC3339), report.Clean(h.Why)})
+		if h.Owner.ID != "" {
+			of = h.Owner.ID[:min(13, len(h.Owner.ID))]
+		}
+		if end != "" {
+			why += " (expired: " + end + ")"
+		}
+		t.Rows = append(t.Rows, []string{h.Addr.String(), report.Clean(store), h.By, of, h.At.Wall.UTC().Format(time.RFC3339), report.Clean(why)})
 	}
 	return a.emit(doc, func(w io.Writer) {
 		if len(t.Rows) == 0 {
@@ -151,6 +165,22 @@ func (a *app) printHolds(d *state.Dir) error {
 		}
 		a.table(w, t)
 	})
+}
+
+// expired says why a hold holds nothing any more, or "". It stays in the list until an unhold
+// or the first undo after a reboot.
+func expired(h state.Hold, bootID string) string {
+	if !h.Counts(bootID) {
+		return "the node was rebooted since"
+	}
+	if h.Owner.ID == "" {
+		return ""
+	}
+	b, err := os.ReadFile(filepath.Join(h.Store, h.Addr.String()))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && claim.ParseOwner(b) != h.Owner {
+		return "its reservation is gone"
+	}
+	return ""
 }
 
 func newVersion(a *app) *cobra.Command {

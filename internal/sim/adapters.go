@@ -177,7 +177,7 @@ func (h holds) List() ([]verdict.Hold, error) {
 	boot := h.n.Now().Boot
 	out := make([]verdict.Hold, 0, len(list))
 	for _, e := range list {
-		if e.By != state.ByUndo || e.At.Boot == "" || e.At.Boot == boot {
+		if e.Counts(boot) {
 			out = append(out, e.Verdict())
 		}
 	}
@@ -185,12 +185,14 @@ func (h holds) List() ([]verdict.Hold, error) {
 }
 
 func (h holds) Hold(v verdict.Hold, releaseID string) (bool, error) {
-	added, err := h.dir.AddHolds(state.Hold{Store: v.Store, Addr: v.Addr, Why: v.Why, By: state.ByUndo, At: h.n.Now(), ReleaseID: releaseID})
+	added, err := h.dir.AddHolds(state.Hold{Store: v.Store, Addr: v.Addr, Owner: v.Owner, Why: v.Why, By: state.ByUndo, At: h.n.Now(), ReleaseID: releaseID})
 	return len(added) > 0, err
 }
 
 func (h holds) Unhold(v verdict.Hold) error {
-	_, err := h.dir.RemoveHolds(func(e state.Hold) bool { return e.By == state.ByUndo && e.Store == v.Store && e.Addr == v.Addr })
+	_, err := h.dir.RemoveHolds(func(e state.Hold) bool {
+		return e.By == state.ByUndo && e.Store == v.Store && e.Addr == v.Addr && e.Owner == v.Owner
+	})
 	return err
 }
 

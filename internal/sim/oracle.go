@@ -30,7 +30,7 @@ type ledger struct {
 	dirs  []string
 	moved []*file         // released and not put back, oldest first
 	holds map[string]bool // addresses that a person holds
-	// undone are the paths that an undo put back, with the boot: it holds them in that.
+	// undone are what an undo put back, by undoKey, with the boot: it holds them in that.
 	undone map[string]int
 }
 
@@ -148,8 +148,21 @@ func (w *World) appeared(r *run, path string) {
 	w.seq++
 	f.seq, f.held = w.seq, true
 	l.files[path] = &f
-	l.undone[path] = w.bootN
+	l.undone[undoKey(&f)] = w.bootN
 	w.stats.Undone++
+}
+
+// undoKey names what an undo's hold is of: its owner's reservation, or an address.
+func undoKey(f *file) string {
+	if o := claim.ParseOwner(f.content); o.Shape == claim.ShapeContainer {
+		return f.path + " " + o.ID + " " + o.IfName
+	}
+	return f.path
+}
+
+// undoHolds reports whether some undo of this boot holds f.
+func (w *World) undoHolds(f *file) bool {
+	return w.ledger.undone[undoKey(f)] == w.bootN || w.ledger.undone[f.path] == w.bootN
 }
 
 // removed: the Subject took a file out of a store.
@@ -237,11 +250,13 @@ func (w *World) finish(r *run, rep Report, alive bool) {
 	}
 }
 
-// undone notes what an undo holds, which is the address for the rest of the boot. One that
-// was killed or failed may have held what it did not put back.
+// undone notes what an undo holds for the rest of the boot. One that was killed or failed
+// may have held what it did not put back.
 func (w *World) undone(r *run, rep Report) {
 	for _, p := range rep.Undone {
-		w.ledger.undone[p] = w.bootN
+		if f := w.ledger.files[p]; f != nil {
+			w.ledger.undone[undoKey(f)] = w.bootN
+		}
 		// It stood there again already, word for word: the copy goes then.
 		if f := w.ledger.files[p]; f != nil {
 			w.ledger.moved = slices.DeleteFunc(w.ledger.moved, func(m *file) bool { return m.path == p && bytes.Equal(m.content, f.content) })
@@ -249,7 +264,7 @@ func (w *World) undone(r *run, rep Report) {
 	}
 	if !r.proc.Alive() || rep.Refused != nil || r.dirty {
 		for _, m := range w.ledger.moved {
-			w.ledger.undone[m.path] = w.bootN
+			w.ledger.undone[undoKey(m)] = w.bootN
 		}
 	}
 }

@@ -236,8 +236,8 @@ func (w *World) mayStay(f *file) string {
 		return "it lives"
 	case f.foreign:
 		return "a person wrote it"
-	case f.held || w.ledger.undone[f.path] == w.bootN:
-		return "an undo holds its address in this boot"
+	case f.held || w.undoHolds(f):
+		return "an undo holds it in this boot"
 	case w.contested(f.addr):
 		return "two namespaces hold it"
 	case w.ward(f) != nil:
@@ -274,7 +274,7 @@ func (w *World) mayStay(f *file) string {
 	if w.pinned(f.c.id) {
 		for _, p := range sortedKeys(w.ledger.files) {
 			g := w.ledger.files[p]
-			if g.foreign || w.ledger.undone[g.path] == w.bootN || g.c != nil && g.c.living() && g.addr == f.addr {
+			if g.foreign || w.undoHolds(g) || g.c != nil && g.c.living() && g.addr == f.addr {
 				return "its namespace may be needed by another file that stays"
 			}
 		}
@@ -293,7 +293,7 @@ func (w *World) mayStay(f *file) string {
 		if g == f || g.c == nil || g.c.id != f.c.id {
 			continue
 		}
-		if g.held || w.ledger.undone[g.path] == w.bootN || w.ward(g) != nil || w.contested(g.addr) || w.cachedBy(g) != "" {
+		if g.held || w.undoHolds(g) || w.ward(g) != nil || w.contested(g.addr) || w.cachedBy(g) != "" {
 			return "its sibling stays"
 		}
 	}

@@ -464,7 +464,9 @@ func (s sideTap) Restore(path string, content []byte) error {
 
 type holdTap struct{ n *node }
 
-func bare(h verdict.Hold) verdict.Hold { return verdict.Hold{Store: h.Store, Addr: h.Addr} }
+func bare(h verdict.Hold) verdict.Hold {
+	return verdict.Hold{Store: h.Store, Addr: h.Addr, Owner: h.Owner}
+}
 
 func (h holdTap) Hold(v verdict.Hold, _ string) (bool, error) {
 	if err := h.n.op("hold %s", v.Addr); err != nil {

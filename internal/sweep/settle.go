@@ -186,9 +186,14 @@ func (e *Engine) cacheGone(en journal.Entry) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// holdOf is the hold that an undo puts on its address.
+// holdOf is the hold that an undo puts on what it puts back: on its owner's reservation, or
+// on the address of a file that names no container.
 func holdOf(en journal.Entry) verdict.Hold {
-	return verdict.Hold{Store: en.Release.Store, Addr: en.Release.Addr, Why: "put back by undo " + en.ID}
+	h := verdict.Hold{Store: en.Release.Store, Addr: en.Release.Addr, Why: "put back by undo " + en.ID}
+	if en.Release.Owner.Shape == claim.ShapeContainer {
+		h.Owner = en.Release.Owner
+	}
+	return h
 }
 
 // Undone is what became of one undo.

@@ -91,17 +91,22 @@ type Hold struct {
 	// Store is the directory; empty means every store.
 	Store string     `json:"store,omitempty"`
 	Addr  netip.Addr `json:"addr"`
-	Why   string     `json:"why,omitempty"`
+	// Owner, if not zero, is the only one whose reservation is held: an undo holds what it
+	// put back and not whoever has the address next.
+	Owner claim.Owner `json:"owner,omitzero"`
+	Why   string      `json:"why,omitempty"`
+}
+
+// Covers reports whether the hold is of a reservation of addr in store by o.
+func (h Hold) Covers(store string, addr netip.Addr, o claim.Owner) bool {
+	return h.Addr == addr && (h.Store == "" || h.Store == store) && (h.Owner == claim.Owner{} || h.Owner == o)
 }
 
 // held returns why r is held, or "".
 func (p Policy) held(r *claim.Resource) string {
 	for _, h := range p.Holds {
-		if h.Addr == r.Addr && (h.Store == "" || h.Store == r.Store) {
-			if h.Why == "" {
-				return "a person said hold"
-			}
-			return h.Why
+		if h.Covers(r.Store, r.Addr, r.Owner) {
+			return h.why()
 		}
 	}
 	for _, e := range p.Exclude {
@@ -112,11 +117,20 @@ func (p Policy) held(r *claim.Resource) string {
 	return ""
 }
 
-// heldAnywhere returns why an address is held in some store, or "".
-func (p Policy) heldAnywhere(addr netip.Addr) string {
+func (h Hold) why() string {
+	if h.Why == "" {
+		return "a person said hold"
+	}
+	return h.Why
+}
+
+// heldAnywhere returns why an address is held in some store, or "". A hold of one owner's
+// reservation counts where its store was not read: elsewhere the reservation, if it is
+// there, is held itself.
+func (p Policy) heldAnywhere(addr netip.Addr, read func(store string) bool) string {
 	for _, h := range p.Holds {
-		if h.Addr == addr {
-			return p.held(&claim.Resource{Addr: addr, Store: h.Store})
+		if h.Addr == addr && (h.Owner == claim.Owner{} || !read(h.Store)) {
+			return h.why()
 		}
 	}
 	return p.held(&claim.Resource{Addr: addr})

@@ -210,6 +210,12 @@ func (s *scene) incomplete(r *claim.Resource) string {
 	return why
 }
 
+// read reports whether a store was listed whole.
+func (s *scene) read(dir string) bool {
+	st := s.store(dir)
+	return st != nil && st.Problem == ""
+}
+
 func (s *scene) notWhole(dir string) string {
 	if st := s.store(dir); st != nil && st.Problem != "" {
 		return dir + " could not be listed whole: " + st.Problem
@@ -500,7 +506,7 @@ func (a *assessment) orphan(s *scene, homes []*claim.Netns) {
 			return
 		}
 		for _, x := range n.Addrs {
-			if why := s.c.Policy.heldAnywhere(plain(x.Addr)); why != "" {
+			if why := s.c.Policy.heldAnywhere(plain(x.Addr), s.read); why != "" {
 				a.oddly().held = "its network namespace has " + plain(x.Addr).String() + ": " + why
 			}
 		}

@@ -102,6 +102,7 @@ func FuzzLines(f *testing.F) {
 func FuzzHolds(f *testing.F) {
 	for _, s := range []string{
 		`{"addr":"10.0.0.1","by":"person","at":{}}` + "\n" + `{"store":"/n","addr":"fd00::1","by":"undo","at":{"boot":"b","mono":5},"releaseID":"20261130-062137-1a2b3c"}`,
+		`{"addr":"10.0.0.1","owner":{"shape":"container","id":"a1b2c3d4a1b2","ifName":"eth0"},"by":"undo","at":{"boot":"b"}}` + "\n" + `{"addr":"10.0.0.1","by":"undo","at":{"boot":"c"}}`,
 		`{"addr":"::ffff:10.0.0.1","by":"person"}`, `{"addr":"fe80::1%\u001b[2J","by":"person"}`, `{"addr":"","by":"person"}`, `null`, `{"addr":"10.0.0.1","by":""}`,
 	} {
 		f.Add([]byte(s))

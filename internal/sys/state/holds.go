@@ -20,10 +20,12 @@ const (
 // MaxHolds is how many holds there may be.
 const MaxHolds = 1 << 17
 
-// Hold is one address that stays, whatever the witnesses say.
+// Hold is one address, or one owner's reservation of it, that stays whatever the witnesses
+// say.
 type Hold struct {
 	Store     string        `json:"store,omitempty"` // directory; empty: every store
 	Addr      netip.Addr    `json:"addr"`            // unmapped, without zone
+	Owner     claim.Owner   `json:"owner,omitzero"`  // zero: whoever has the address; else a container
 	Why       string        `json:"why,omitempty"`   // at most 4096 bytes; hostile text
 	By        string        `json:"by"`              // ByPerson or ByUndo
 	At        claim.Instant `json:"at"`
@@ -31,10 +33,36 @@ type Hold struct {
 }
 
 // Verdict is the hold as the judge takes it.
-func (h Hold) Verdict() verdict.Hold { return verdict.Hold{Store: h.Store, Addr: h.Addr, Why: h.Why} }
+func (h Hold) Verdict() verdict.Hold {
+	return verdict.Hold{Store: h.Store, Addr: h.Addr, Owner: h.Owner, Why: h.Why}
+}
 
 func (h Hold) same(o Hold) bool {
-	return h.Store == o.Store && h.Addr == o.Addr && h.By == o.By && h.At.Boot == o.At.Boot
+	return h.key() == o.key() && h.At.Boot == o.At.Boot
+}
+
+// holdKey tells holds apart. An undo's of another boot is another hold.
+type holdKey struct {
+	store    string
+	addr     netip.Addr
+	owner    claim.Owner
+	by, boot string
+}
+
+func (h Hold) key() holdKey {
+	k := holdKey{store: h.Store, addr: h.Addr, owner: h.Owner, by: h.By}
+	if h.By == ByUndo {
+		k.boot = h.At.Boot
+	}
+	return k
+}
+
+// Counts reports whether h still holds anything under the given boot ID; under an unknown
+// one every hold does. What an undo put
+// back is held against the sweeps of its own boot: in the next one its sandbox is gone for
+// certain, and a person's word alone lasts.
+func (h Hold) Counts(boot string) bool {
+	return h.By != ByUndo || h.At.Boot == "" || boot == "" || h.At.Boot == boot
 }
 
 func (h Hold) check() error {
@@ -43,6 +71,8 @@ func (h Hold) check() error {
 		return fmt.Errorf("%w: a hold of the address %q", ErrInvalid, h.Addr)
 	case h.By != ByPerson && h.By != ByUndo:
 		return fmt.Errorf("%w: a hold by %q", ErrInvalid, h.By)
+	case h.Owner != claim.Owner{} && (h.Owner.Shape != claim.ShapeContainer || !claim.IsContainerID(h.Owner.ID) || h.Owner.IfName != "" && !claim.IsIfName(h.Owner.IfName)):
+		return fmt.Errorf("%w: a hold of an owner that is no container", ErrInvalid)
 	case len(h.Why) > 4096 || len(h.Store) > 4096 || len(h.ReleaseID) > 128:
 		return fmt.Errorf("%w: a hold's text is too long", ErrInvalid)
 	case !utf8.ValidString(h.Store):
@@ -71,9 +101,9 @@ func (d *Dir) Holds() ([]Hold, error) {
 }
 
 // AddHolds adds holds, durably and in one write, and returns which of them are new:
-// a hold of the same store and address by the same party stays as it was, but for an
-// undo's of another boot: that counts no more, and the new one takes its place. The
-// address is unmapped and loses its zone first.
+// a hold of the same store, address and owner by the same party stays as it was. With a new
+// one by an undo those of other boots go, which count no more. The address is unmapped and
+// loses its zone first.
 func (d *Dir) AddHolds(holds ...Hold) (added []Hold, err error) {
 	holds = slices.Clone(holds)
 	for i := range holds {
@@ -82,31 +112,26 @@ func (d *Dir) AddHolds(holds ...Hold) (added []Hold, err error) {
 			return nil, &Error{Op: "write", Object: d.file(holdsFile), Err: err}
 		}
 	}
-	type key struct {
-		store string
-		addr  netip.Addr
-		by    string
-	}
 	err = d.editHolds(func(list []Hold) []Hold {
-		there := make(map[key]int, len(list)+len(holds))
-		for i, h := range list {
-			there[key{h.Store, h.Addr, h.By}] = i
+		there := make(map[holdKey]bool, len(list)+len(holds))
+		for _, h := range list {
+			there[h.key()] = true
 		}
+		boot := ""
 		for _, h := range holds {
-			k := key{h.Store, h.Addr, h.By}
-			i, ok := there[k]
-			switch {
-			case !ok:
-				there[k] = len(list)
-				list = append(list, h)
-			case h.By == ByUndo && h.At.Boot != list[i].At.Boot:
-				list[i] = h
-			default:
+			if there[h.key()] {
 				continue
 			}
-			added = append(added, h)
+			there[h.key()] = true
+			list, added = append(list, h), append(added, h)
+			if h.By == ByUndo {
+				boot = h.At.Boot
+			}
 		}
-		return list
+		if boot == "" {
+			return list
+		}
+		return slices.DeleteFunc(list, func(h Hold) bool { return !h.Counts(boot) })
 	})
 	if err != nil {
 		return nil, err

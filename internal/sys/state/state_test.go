@@ -475,6 +475,57 @@ func TestHolds(t *testing.T) {
 	}
 }
 
+// An undo holds one owner's reservation: of two at one address neither is the other. With
+// the first undo after a reboot those of the boot before go, and a person's stay.
+func TestHoldsOfOwners(t *testing.T) {
+	d := newDir(t)
+	undo := func(b int, id string) Hold {
+		h := hold(1)
+		h.By, h.At.Boot, h.Owner = ByUndo, boot(b), claim.Owner{}
+		if id != "" {
+			h.Owner = claim.Owner{Shape: claim.ShapeContainer, ID: strings.Repeat(id, 8), IfName: "eth0"}
+		}
+		return h
+	}
+	first := []Hold{hold(1), undo(1, "a1b2c3d4"), undo(1, "b0b1b2b3"), undo(1, "")}
+	for range 2 {
+		if _, err := d.AddHolds(first...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := d.Holds()
+	if diff := cmp.Diff(first, got, cmpAddr); diff != "" || err != nil {
+		t.Fatal(diff, err)
+	}
+	if v := got[1].Verdict(); v.Owner != first[1].Owner {
+		t.Error(v)
+	}
+	for _, h := range got[1:] {
+		if !h.Counts(boot(1)) || !h.Counts("") || h.Counts(boot(2)) {
+			t.Errorf("%+v counts in the wrong boot", h)
+		}
+	}
+	// One by a person ends nothing.
+	if _, err := d.AddHolds(hold(2)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.Holds(); err != nil || len(got) != 5 {
+		t.Fatal(got, err)
+	}
+	if _, err := d.AddHolds(undo(2, "b0b1b2b3")); err != nil {
+		t.Fatal(err)
+	}
+	got, err = d.Holds()
+	if diff := cmp.Diff([]Hold{hold(1), hold(2), undo(2, "b0b1b2b3")}, got, cmpAddr); diff != "" || err != nil {
+		t.Fatal(diff, err)
+	}
+	for _, o := range []claim.Owner{{ID: "a1b2c3d4a1b2"}, {Shape: claim.ShapeForeign, ID: "vip"}, {Shape: claim.ShapeContainer, ID: "vip"}, {Shape: claim.ShapeContainer, ID: "a1b2c3d4a1b2", IfName: "a/b"}} {
+		if _, err := d.AddHolds(Hold{Addr: hold(1).Addr, By: ByUndo, Owner: o}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
 // Two processes that hold at the same time lose nothing of each other.
 func TestConcurrentHolds(t *testing.T) {
 	path := newDir(t).Path()
