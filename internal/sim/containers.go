@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -135,16 +136,15 @@ func (w *World) reboot(keepRecords bool) {
 // holder returns a living container that has an address by the truth.
 func (w *World) holder(addr string, but *container) *container {
 	for _, c := range w.traces {
-		if c == but || !c.living() {
-			continue
-		}
-		for _, a := range c.addrs {
-			if a.String() == addr {
-				return c
-			}
+		if c != but && c.living() && c.hasAddr(addr) {
+			return c
 		}
 	}
 	return nil
+}
+
+func (c *container) hasAddr(addr string) bool {
+	return slices.ContainsFunc(c.addrs, func(a netip.Addr) bool { return a.String() == addr })
 }
 
 // kernelHolder returns a namespace that has the address.

@@ -173,7 +173,7 @@ func (w *World) removed(r *run, f *file) {
 	w.ledger.moved = append(w.ledger.moved, f)
 	r.removed = append(r.removed, f)
 	duties := w.subject.Duties()
-	if f.c != nil && f.c.living() {
+	if f.c != nil && f.c.living() && !w.nobodyKnows(f) {
 		w.violate("I1", "%s was released while container %d (%s) lives: adding %v, up %v", f.path, f.c.n, f.c.id[:12], f.c.adding, f.c.up)
 	}
 	// A wipe after the listing takes the other's reservation from under the judgement.
@@ -212,20 +212,30 @@ func (w *World) removed(r *run, f *file) {
 // it, and of which some witness can say so: f is the only thing that keeps the address from
 // being given out again.
 func (w *World) ward(f *file) *container {
-	o := w.holder(f.addr, f.c)
-	if o == nil || o.adding || f.c != nil && o.id == f.c.id {
-		return nil
-	}
-	for _, g := range w.ledger.files {
-		if g.c == o && g.addr == f.addr {
-			return nil
+	for _, o := range w.traces {
+		if o == f.c || !o.up || !o.hasAddr(f.addr) || f.c != nil && o.id == f.c.id {
+			continue
+		}
+		if own := w.ledger.files; slices.ContainsFunc(sortedKeys(own), func(p string) bool { return own[p].c == o && own[p].addr == f.addr }) {
+			continue
+		}
+		if w.shown(o) {
+			return o
 		}
 	}
-	// Of what is not in the kernel only its runtime can tell, if there ever was an answer.
-	if o.kind == plain || o.kind == noproc || o.listed && o.ready && w.rts[o.rt].mode == rtOK {
-		return o
-	}
 	return nil
+}
+
+// shown reports whether some witness shows what addresses a running container has: of what is
+// not in the kernel only its runtime can tell, if there ever was an answer.
+func (w *World) shown(c *container) bool {
+	return c.kind == plain || c.kind == noproc || c.listed && c.ready && w.rts[c.rt].mode == rtOK
+}
+
+// nobodyKnows: f was cut to nothing, so that nothing names its container, whose address no
+// witness shows.
+func (w *World) nobodyKnows(f *file) bool {
+	return f.c.up && claim.ParseOwner(f.content).Shape == claim.ShapeNone && !w.shown(f.c)
 }
 
 // finish checks a command that has ended, or was killed.

@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/fsys/memfs"
 )
 
@@ -208,159 +206,6 @@ func (w *World) quiesce() {
 		w.checkSettled()
 		w.checkLost()
 	}
-}
-
-func (w *World) reclaimed() bool {
-	for _, f := range w.ledger.files {
-		if w.mayStay(f) == "" {
-			return false
-		}
-	}
-	return true
-}
-
-// checkReclaimed is I2.
-func (w *World) checkReclaimed() {
-	for _, p := range sortedKeys(w.ledger.files) {
-		f := w.ledger.files[p]
-		if why := w.mayStay(f); why == "" {
-			w.violate("I2", "%s is still there (content %q); its container is dead and every witness speaks", p, f.content)
-		}
-	}
-}
-
-// mayStay says why a file may still be there, or "".
-func (w *World) mayStay(f *file) string {
-	switch {
-	case f.c != nil && f.c.living():
-		return "it lives"
-	case f.foreign:
-		return "a person wrote it"
-	case f.held || w.undoHolds(f):
-		return "an undo holds it in this boot"
-	case w.contested(f.addr):
-		return "two namespaces hold it"
-	case w.ward(f) != nil:
-		return "another has its address and no reservation"
-	case claim.ParseOwner(f.content).Shape == claim.ShapeNone && w.holder(f.addr, nil) != nil:
-		return "it names no owner, and its address lives"
-	case f.c != nil && w.alive(f.c.id):
-		return "its ID lives"
-	}
-	if n := w.kernelHolder(f.addr); n != nil {
-		for _, a := range n.addrs {
-			if !n.c.living() && w.holder(a.Addr.String(), n.c) != nil {
-				return "the namespace that holds it may be that of a living one whom the kernel does not show"
-			}
-		}
-		switch {
-		case !n.c.living() && w.rts[n.c.rt].name == "podman":
-			return "no runtime vouches for the namespace that holds it"
-		}
-	}
-	if n := w.kernelHolder(f.addr); n != nil {
-		for _, g := range w.ledger.files {
-			if g.foreign && g.addr == f.addr {
-				return "what a person wrote keeps the namespace that holds it"
-			}
-		}
-	}
-	if id := w.cachedBy(f); id != "" {
-		return "by its cached result it is that of the living " + id
-	}
-	if f.c == nil {
-		return ""
-	}
-	if w.pinned(f.c.id) {
-		for _, p := range sortedKeys(w.ledger.files) {
-			g := w.ledger.files[p]
-			if g.foreign || w.undoHolds(g) || g.c != nil && g.c.living() && g.addr == f.addr {
-				return "its namespace may be needed by another file that stays"
-			}
-		}
-	}
-	if why := w.disputed(f.c.id); why != "" {
-		return why
-	}
-	// An attachment, and what a conflict of its container keeps, goes as a whole.
-	for _, c := range w.traces {
-		if c.id == f.c.id && c.ns != nil && w.rts[c.rt].name == "podman" {
-			return "no runtime vouches for its namespace"
-		}
-	}
-	for _, p := range sortedKeys(w.ledger.files) {
-		g := w.ledger.files[p]
-		if g == f || g.c == nil || g.c.id != f.c.id {
-			continue
-		}
-		if g.held || w.undoHolds(g) || w.ward(g) != nil || w.contested(g.addr) || w.cachedBy(g) != "" {
-			return "its sibling stays"
-		}
-	}
-	return ""
-}
-
-// disputed says why an address of the ID, in whatever network, may be somebody else's who
-// lives: that keeps all of the ID's.
-func (w *World) disputed(id string) string {
-	for _, c := range w.all {
-		if c.id != id {
-			continue
-		}
-		for _, a := range c.addrs {
-			addr := a.String()
-			if o := w.holder(addr, c); o != nil && o.id != id && !w.reserves(o.id, addr) {
-				return "an address of its container is that of a living one without a reservation"
-			}
-			if w.contested(addr) {
-				return "two namespaces hold an address of its container"
-			}
-			if w.kernelHolder(addr) == nil {
-				continue
-			}
-			for _, o := range w.traces {
-				if !o.living() && o.listed && slices.Contains(o.addrs, a) {
-					return "a NotReady sandbox and an unused namespace excuse each other"
-				}
-			}
-		}
-	}
-	return ""
-}
-
-// reserves reports whether a file of the ID has the address.
-func (w *World) reserves(id, addr string) bool {
-	for _, g := range w.ledger.files {
-		if g.c != nil && g.c.id == id && g.addr == addr {
-			return true
-		}
-	}
-	return false
-}
-
-// pinned reports whether a namespace of the ID is left.
-func (w *World) pinned(id string) bool {
-	return slices.ContainsFunc(w.traces, func(c *container) bool { return c.id == id && c.ns != nil })
-}
-
-// cachedBy returns a living ID that has f's address by some cached result, such as one of
-// the container that had that ID before.
-func (w *World) cachedBy(f *file) string {
-	dir := cacheDir + "/results"
-	for _, name := range w.names(dir) {
-		b, err := w.disk.ReadFile(dir + "/" + name)
-		if err != nil || !strings.Contains(string(b), `"`+f.addr+`/`) {
-			continue
-		}
-		for _, c := range w.traces {
-			// A file without an owner is also asked for by the namespaces of those.
-			counts := c.living() || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
-			if counts && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
-				return c.id
-			}
-		}
-	}
-	return ""
 }
 
 // expect checks one expectation of a script against the last command and the stores:

@@ -1,0 +1,179 @@
+package sim
+
+import (
+	"bytes"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// What may still be there when everything has healed and every grace is over. Each reason
+// is one that the product has on purpose; docs/proof.md lists them. What is not among them
+// is a leak (I2).
+
+func (w *World) reclaimed() bool { return len(w.leaks()) == 0 }
+
+// checkReclaimed is I2.
+func (w *World) checkReclaimed() {
+	for _, f := range w.leaks() {
+		w.violate("I2", "%s is still there (content %q); its container is dead and every witness speaks", f.path, f.content)
+	}
+}
+
+// leaks are the files that should be gone.
+func (w *World) leaks() []*file {
+	var rest, stay []*file
+	whole := map[string]bool{} // IDs of which all stays
+	for _, p := range sortedKeys(w.ledger.files) {
+		f := w.ledger.files[p]
+		why, all := w.staysItself(f)
+		if why == "" {
+			rest = append(rest, f)
+			continue
+		}
+		stay = append(stay, f)
+		if all && f.c != nil {
+			whole[f.c.id] = true
+		}
+	}
+	for n := -1; n != len(rest); {
+		n = len(rest)
+		rest = slices.DeleteFunc(rest, func(f *file) bool {
+			along := f.c != nil && whole[f.c.id] || slices.ContainsFunc(stay, func(g *file) bool { return w.goTogether(f, g) })
+			if along {
+				stay = append(stay, f)
+			}
+			return along
+		})
+	}
+	return rest
+}
+
+// staysItself says why a file may stay, whatever becomes of the others; all: and with it all
+// of its container's, in every network.
+func (w *World) staysItself(f *file) (why string, all bool) {
+	switch {
+	case f.c != nil && f.c.living() || f.c != nil && w.alive(f.c.id):
+		return "its ID lives", true
+	case f.foreign:
+		return "a person wrote it", false
+	case f.held || w.undoHolds(f):
+		return "an undo holds it in this boot", false
+	case w.contested(f.addr):
+		return "two namespaces hold its address", true
+	case w.ward(f) != nil:
+		return "another has its address and no reservation", true
+	case claim.ParseOwner(f.content).Shape == claim.ShapeNone && w.holder(f.addr, nil) != nil:
+		return "it names no owner, and its address lives", false
+	}
+	if id := w.cachedBy(f); id != "" {
+		return "by its cached result it is that of the living " + id, true
+	}
+	if f.c != nil {
+		if why := w.disputed(f.c.id); why != "" {
+			return why, true
+		}
+	}
+	for _, n := range w.namespacesOf(f) {
+		if why := w.nsStays(n); why != "" {
+			return why, false
+		}
+	}
+	return "", false
+}
+
+// goTogether: both are of one attachment, or a namespace that must go with f has g's address.
+func (w *World) goTogether(f, g *file) bool {
+	if filepath.Dir(f.path) == filepath.Dir(g.path) && bytes.Equal(f.content, g.content) && claim.ParseOwner(f.content).Shape == claim.ShapeContainer {
+		return true
+	}
+	return slices.ContainsFunc(w.namespacesOf(f), func(n *netns) bool { return n.has(g.addr) })
+}
+
+// namespacesOf are those of the dead that must go with f: what has its address, and its own.
+func (w *World) namespacesOf(f *file) []*netns {
+	var out []*netns
+	for _, n := range w.namespaces {
+		if !n.c.living() && (n.has(f.addr) || f.c != nil && n.c.id == f.c.id) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// nsStays says why a namespace of the dead may stay.
+func (w *World) nsStays(n *netns) string {
+	if w.rts[n.c.rt].name == "podman" {
+		return "no runtime vouches for its namespace"
+	}
+	for _, a := range n.addrs {
+		if w.holder(a.Addr.String(), n.c) != nil {
+			return "its namespace may be that of a living one whom the kernel does not show"
+		}
+	}
+	return ""
+}
+
+func (n *netns) has(addr string) bool {
+	return slices.ContainsFunc(n.addrs, func(a claim.IfAddr) bool { return a.Addr.String() == addr })
+}
+
+// disputed says why an address of the ID, in whatever network, may be somebody else's who
+// lives: that keeps all of the ID's.
+func (w *World) disputed(id string) string {
+	for _, c := range w.all {
+		if c.id != id {
+			continue
+		}
+		for _, a := range c.addrs {
+			addr := a.String()
+			if o := w.holder(addr, c); o != nil && o.id != id && !w.reserves(o.id, addr) {
+				return "an address of its container is that of a living one without a reservation"
+			}
+			if w.contested(addr) {
+				return "two namespaces hold an address of its container"
+			}
+			if w.kernelHolder(addr) == nil {
+				continue
+			}
+			for _, o := range w.traces {
+				if !o.living() && o.listed && slices.Contains(o.addrs, a) {
+					return "a NotReady sandbox and an unused namespace excuse each other"
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// reserves reports whether a file of the ID has the address.
+func (w *World) reserves(id, addr string) bool {
+	for _, g := range w.ledger.files {
+		if g.c != nil && g.c.id == id && g.addr == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// cachedBy returns a living ID that has f's address by some cached result, such as one of
+// the container that had that ID before.
+func (w *World) cachedBy(f *file) string {
+	dir := cacheDir + "/results"
+	for _, name := range w.names(dir) {
+		b, err := w.disk.ReadFile(dir + "/" + name)
+		if err != nil || !strings.Contains(string(b), `"`+f.addr+`/`) {
+			continue
+		}
+		for _, c := range w.traces {
+			// A file without an owner is also asked for by the namespaces of those.
+			counts := c.living() || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
+			if counts && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
+				return c.id
+			}
+		}
+	}
+	return ""
+}
