@@ -136,7 +136,7 @@ type World struct {
 
 	table  []opDef
 	seq    int // counts changes of the truth
-	wiped  int // seq of the last wipe
+	wiped  int // seq of the last wipe, or of the last reservation of a living one that was written over
 	ledger ledger
 	pend   []pending
 	run    *run

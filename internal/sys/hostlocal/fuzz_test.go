@@ -36,7 +36,9 @@ func FuzzConfigLoaders(f *testing.F) {
 		var list *libcni.NetworkConfigList
 		if l, err := libcni.NetworkConfFromBytes(data); err == nil {
 			list = l
+			//lint:ignore SA1019 nodes still have such files, and libcni still loads them
 		} else if c, err := libcni.ConfFromBytes(data); err == nil {
+			//lint:ignore SA1019 as above
 			if list, err = libcni.ConfListFromConf(c); err != nil {
 				return
 			}
