@@ -162,9 +162,9 @@ func (s *Store) scanFile(x, old *index, name string, addr netip.Addr, now int64)
 	switch {
 	case err == unix.ENOENT:
 		return nil
-	case errors.As(err, &odd), errors.As(err, &large), err == errUnsteady:
+	case errors.As(err, &odd), errors.As(err, &large):
 		content = nil // nobody's, but the name is taken
-	case slices.Contains([]error{unix.EIO, unix.EACCES, unix.EPERM, unix.EUCLEAN}, err):
+	case slices.Contains([]error{unix.EIO, unix.EACCES, unix.EPERM, unix.EUCLEAN, errUnsteady}, err):
 		// One bad file must not stop the network. Its name is taken; whose it is is asked
 		// again when that would matter.
 		x.take(addr, unreadKey, &fsys.Stat{Ctime: now}, now)

@@ -357,6 +357,79 @@ func TestDistrust(t *testing.T) {
 	look("and put back", state{}, nil)
 }
 
+// TestRescanDistrusts: a directory that turns out to have lost names, where the index counted,
+// is not trusted from that moment on.
+func TestRescanDistrusts(t *testing.T) {
+	y := newYard(t, memfs.Caps{})
+	y.turn(func(s *Store, tx *Tx) {
+		y.reserve(s, tx, "a", "10.0.0.2")
+		y.must(tx.SetLast(0, netip.MustParseAddr("10.0.0.2")))
+		tx.Trust()
+	})
+	y.later(time.Second)
+	y.turn(func(_ *Store, tx *Tx) {
+		y.must(tx.Rescan())
+		if tx.Distrust != 0 {
+			t.Error("nothing is lost, and it is not trusted")
+		}
+		y.must(y.disk.Remove(filepath.Join(memStore, "10.0.0.2")))
+		y.must(tx.Rescan())
+		if tx.Distrust == 0 {
+			t.Error("a name is lost, and it is trusted")
+		}
+	})
+	y.later(time.Second)
+	y.turn(func(_ *Store, tx *Tx) {
+		if tx.Distrust == 0 {
+			t.Error("it does not last")
+		}
+	})
+}
+
+// TestUnread: a file that cannot be read, or never stands still, has its name taken, and may
+// be anybody's: Owned says so to whoever finds nothing else.
+func TestUnread(t *testing.T) {
+	for name, odd := range map[string]func(y *yard) error{
+		"an error": func(*yard) error { return unix.EIO },
+		"changing": func(y *yard) error {
+			b, err := y.disk.ReadFile(filepath.Join(memStore, "10.0.0.3"))
+			y.must(err)
+			y.must(y.disk.WriteFile(filepath.Join(memStore, "10.0.0.3"), append(b, 'x')))
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			y := newYard(t, memfs.Caps{})
+			y.foreign("10.0.0.2", "a")
+			y.foreign("10.0.0.3", "b")
+			p := y.disk.Process()
+			defer p.Kill()
+			p.SetHook(func(c memfs.Call) error {
+				if c.Op == "Pread" && filepath.Base(c.Path()) == "10.0.0.3" {
+					return odd(y)
+				}
+				return nil
+			})
+			s, err := OpenStore(y.config(p))
+			y.must(err)
+			defer s.Close()
+			tx, err := s.Begin(t.Context())
+			y.must(err)
+			defer tx.End()
+			if !tx.Taken(netip.MustParseAddr("10.0.0.3")) {
+				t.Error("its name is free")
+			}
+			own, _, err := tx.Owned("b", "eth0")
+			if err != nil || len(own) > 0 || tx.Unread == nil {
+				t.Errorf("of b: %v, %v, unread: %v; want that it cannot be told", own, err, tx.Unread)
+			}
+			if own, _, err := tx.Owned("a", "eth0"); err != nil || len(own) != 1 {
+				t.Errorf("of a: %v, %v", own, err)
+			}
+		})
+	}
+}
+
 // TestManyFiles: 65,536 reservations are read once, and then a turn makes a handful of
 // calls, whatever it does; after a foreign change, one for each file under no lock.
 func TestManyFiles(t *testing.T) {
