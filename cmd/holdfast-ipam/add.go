@@ -143,7 +143,11 @@ func (a *adder) try(ctx context.Context) (ips []*current.IPConfig, err error) {
 	defer tx.End()
 	t := &turn{a: a, tx: tx, drafts: drafts}
 	if ips, err = t.all(); err != nil {
-		return nil, errors.Join(err, t.undo())
+		if left := t.undo(); left != nil {
+			// Not to be taken for what is tried again: that would meet what is left.
+			return nil, fmt.Errorf("%v; and it could not be taken back: %w", err, left)
+		}
+		return nil, err
 	}
 	a.made = t.made
 	return ips, nil
@@ -326,9 +330,6 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 	} else {
 		t.a.from[i] = last
 	}
-	if t.tx.Distrust != 0 && t.a.view == nil {
-		return nil, errLook
-	}
 	for _, round := range []struct {
 		rescan   bool
 		cooldown time.Duration
@@ -338,6 +339,9 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 			if err := t.tx.Rescan(); err != nil {
 				return nil, err
 			}
+		}
+		if t.tx.Distrust != 0 && t.a.view == nil {
+			return nil, errLook
 		}
 		w := newWalk(set, last)
 		held := 0

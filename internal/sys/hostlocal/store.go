@@ -380,7 +380,7 @@ func (tx *Tx) look(name string, content []byte) (Held, bool, error) {
 }
 
 // Rescan reads the directory anew, whatever the index says: before somebody is told that
-// there is nothing left.
+// there is nothing left. Where names turn out to be gone, distrust may begin.
 func (tx *Tx) Rescan() error {
 	tx.x.head.mtime = 0
 	x, err := tx.s.scan(tx.x)
@@ -388,7 +388,7 @@ func (tx *Tx) Rescan() error {
 		return err
 	}
 	x.before = tx.x.before
-	tx.x = x
+	tx.x, tx.Distrust = x, x.head.distrust
 	return nil
 }
 
@@ -451,8 +451,9 @@ func (tx *Tx) Reserve(d *Draft, addr netip.Addr) (ok bool, err error) {
 	return true, err
 }
 
-// Renew writes a new stamp onto a reservation that its attachment takes over, and makes it
-// durable.
+// Renew writes a new stamp onto a reservation that its attachment takes over. It is not
+// fsynced, since the lock is held: if the power goes, old and new stamp are both of a boot
+// that is past.
 func (tx *Tx) Renew(h Held, netns uint64) error {
 	s := tx.s
 	fail := func(err error) error { return &Error{"take over", filepath.Join(s.cfg.Dir, h.name), err} }
@@ -471,9 +472,6 @@ func (tx *Tx) Renew(h Held, netns uint64) error {
 	err = s.stamp(&Draft{fd: fd, content: content}, netns)
 	if err == nil {
 		err = failpoint.At(failpoint.IpamRenewed)
-	}
-	if err == nil {
-		err = s.fs.Fsync(fd)
 	}
 	if err != nil {
 		return fail(err)

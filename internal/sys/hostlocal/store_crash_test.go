@@ -142,7 +142,6 @@ func (turn *storeTurn) die(t *testing.T, caps memfs.Caps, k int64, seed uint64) 
 		}
 	}
 	there, _ := y.files()
-	// A stamp of a take-over is not acknowledged before the fsync; see Renew.
 	if alive && !turn.done(there) {
 		t.Fatalf("%s: said to be done, and there is %v", what, there)
 	}
