@@ -51,8 +51,10 @@ func cmdDel(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if len(own) == 0 && len(legacy) == 0 && tx.Unread != nil {
-		return tx.Unread // an error is never "absent"
+	// An error is never "absent": what is missing of one for each range set may be in what could
+	// not be read.
+	if len(own)+len(legacy) < len(r.conf.Ranges) {
+		err = tx.Unread
 	}
 	// Those of host-local before 0.7, which wrote no interface. host-local looks for them
 	// when it finds no others, once for each range set.
