@@ -46,7 +46,8 @@ does for gc. Cache files and side resources are left for the next gc.
 With --request it reads a HealRequest (one line of JSON) and answers with a HealResponse on
 standard output, whatever happens: {"apiVersion": "holdfast.dev/v1alpha1", "kind":
 "HealRequest", "dataDir": ..., "network": ...}, and optionally "spare", the container that is
-being added, and "validAttachments", those that a runtime has: neither is ever released.`,
+being added, and "validAttachments", those that a runtime has: neither is ever released. With
+"validAttachments", as CNI's GC sends them, --pressure-grace does not hold: nothing is said to be full.`,
 		Example: `  holdfast heal --data-dir /var/lib/cni/networks --network podnet`,
 		Args:    args0,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,7 +130,9 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 	}
 	defer n.Close()
 	a.warn(n)
-	n.policy.PressureGrace = pressure
+	if q.Valid == nil { // nothing says that a network is full when its runtime collects
+		n.policy.PressureGrace = pressure
+	}
 	if q.Spare != "" {
 		n.policy.Valid = append(n.policy.Valid, claim.Attachment{Network: q.Network, ContainerID: q.Spare})
 	}
@@ -177,7 +180,7 @@ func openWaiting(ctx context.Context, o *options) (*node, error) {
 	for {
 		n, err := openNode(o, releases)
 		var busy *hostlocal.ErrBusy
-		if !errors.As(err, &busy) || time.Now().After(until) {
+		if !errors.As(err, &busy) || time.Now().After(until) || ctx.Err() != nil {
 			return n, err
 		}
 		pause(ctx, 50*time.Millisecond)
