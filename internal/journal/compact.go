@@ -159,7 +159,7 @@ func (j *Journal) compact(p Policy, now claim.Instant) ([]string, error) {
 		if _, err := w.Write(headerLine()); err != nil {
 			return err
 		}
-		_, err := j.read(func(r Record, line []byte) error {
+		_, err := j.read(parseRecord, func(r Record, line []byte) error {
 			if drop[r.ReleaseID] {
 				return nil
 			}
@@ -189,7 +189,7 @@ func (j *Journal) compact(p Policy, now claim.Instant) ([]string, error) {
 func (j *Journal) extents() ([]extent, []Damage, error) {
 	var list []extent
 	index := make(map[string]int)
-	damages, err := j.read(func(r Record, line []byte) error {
+	damages, err := j.read(parseRecord, func(r Record, line []byte) error {
 		i, ok := index[r.ReleaseID]
 		if !ok {
 			i = len(list)

@@ -83,7 +83,7 @@ func FuzzDamage(f *testing.F) {
 				want = append(want, r)
 			}
 		}
-		s, err := scan(bytes.NewReader(bad), func(r Record, _ []byte) error { got = append(got, r); return nil })
+		s, err := scan(bytes.NewReader(bad), parseRecord, func(r Record, _ []byte) error { got = append(got, r); return nil })
 		if err != nil {
 			t.Fatal(err)
 		}

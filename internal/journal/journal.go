@@ -391,10 +391,10 @@ func (j *Journal) Size() int64 {
 func (j *Journal) Read(fn func(Record) error) ([]Damage, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.read(func(r Record, _ []byte) error { return fn(r) })
+	return j.read(parseRecord, func(r Record, _ []byte) error { return fn(r) })
 }
 
-func (j *Journal) read(fn func(Record, []byte) error) ([]Damage, error) {
+func (j *Journal) read(parse parser, fn func(Record, []byte) error) ([]Damage, error) {
 	if j.f == nil {
 		if j.readOnly {
 			return nil, nil
@@ -407,7 +407,7 @@ func (j *Journal) read(fn func(Record, []byte) error) ([]Damage, error) {
 	}
 	size := min(st.Size, MaxSize)
 	var own error
-	s, err := scan(io.NewSectionReader(j.f, 0, size), func(r Record, line []byte) error {
+	s, err := scan(io.NewSectionReader(j.f, 0, size), parse, func(r Record, line []byte) error {
 		own = fn(r, line)
 		return own
 	})
@@ -433,19 +433,36 @@ func (j *Journal) Load() ([]Record, []Damage, error) {
 }
 
 // Unsettled returns the releases and undos that a crash left half way, and what was
-// damaged. It reads the file twice rather than hold it.
+// damaged. It holds nothing of the others, and parses them no further than it must; where
+// something is open it reads the file twice.
 func (j *Journal) Unsettled() ([]Entry, []Damage, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	states := make(map[string]State)
-	if _, err := j.read(func(r Record, _ []byte) error {
-		states[r.ReleaseID], _ = next(states[r.ReleaseID], r)
+	fields := recordFields()
+	states, open := make(map[string]State), 0
+	damages, err := j.read(func(line []byte) (Record, error) { return skimRecord(fields, line) }, func(r Record, _ []byte) error {
+		was := states[r.ReleaseID]
+		now, _ := next(was, r)
+		states[r.ReleaseID] = now
+		if was.Unsettled() {
+			open--
+		}
+		if now.Unsettled() {
+			open++
+		}
 		return nil
-	}); err != nil {
-		return nil, nil, err
+	})
+	if err != nil || open == 0 {
+		return nil, damages, err
 	}
 	var recs []Record
-	damages, err := j.read(func(r Record, _ []byte) error {
+	damages, err = j.read(func(line []byte) (Record, error) {
+		r, err := skimRecord(fields, line)
+		if err == nil && states[r.ReleaseID].Unsettled() {
+			return parseRecord(line)
+		}
+		return r, err
+	}, func(r Record, _ []byte) error {
 		if states[r.ReleaseID].Unsettled() {
 			recs = append(recs, r)
 		}

@@ -227,7 +227,7 @@ func TestBitFlips(t *testing.T) {
 		bad := bytes.Clone(all)
 		bad[i] ^= 1 << (i % 8)
 		var recs []Record
-		s, err := scan(bytes.NewReader(bad), func(r Record, _ []byte) error { recs = append(recs, r); return nil })
+		s, err := scan(bytes.NewReader(bad), parseRecord, func(r Record, _ []byte) error { recs = append(recs, r); return nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -482,7 +482,7 @@ func FuzzJournal(f *testing.F) {
 		// Every byte is a header, a record or damage; nothing is lost silently.
 		var covered int64
 		var before []Record
-		s, err := scan(bytes.NewReader(data), func(r Record, line []byte) error {
+		s, err := scan(bytes.NewReader(data), parseRecord, func(r Record, line []byte) error {
 			covered += int64(len(line))
 			before = append(before, r)
 			return r.Check()
@@ -524,7 +524,7 @@ func FuzzOpen(f *testing.F) {
 			t.Fatal(err)
 		}
 		var before []Record
-		if _, err := scan(bytes.NewReader(data), func(r Record, _ []byte) error { before = append(before, r); return nil }); err != nil {
+		if _, err := scan(bytes.NewReader(data), parseRecord, func(r Record, _ []byte) error { before = append(before, r); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		j := mustOpen(t, dir)

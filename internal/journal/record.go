@@ -257,3 +257,16 @@ func parseRecord(line []byte) (Record, error) {
 	}
 	return r, r.check() // it fits: it was read from a line
 }
+
+// skimRecord is parseRecord for who asks for type, release ID and outcome alone; the rest
+// of the record may be missing.
+func skimRecord(fields []field, line []byte) (Record, error) {
+	b, err := body(line)
+	if err != nil {
+		return Record{}, err
+	}
+	if r, ok := skim(fields, b); ok {
+		return r, nil
+	}
+	return parseRecord(line)
+}

@@ -13,6 +13,10 @@ type scanned struct {
 	damages []Damage
 }
 
+// parser reads one line, without its newline: parseRecord, or one that leaves out of a
+// record what its caller does not ask for. All of them refuse the same lines.
+type parser func(line []byte) (Record, error)
+
 // scan reads a whole journal and hands over every good record with the line it came
 // from, newline included; both are valid during the call only. It goes on behind
 // damage, which it gathers, adjacent stretches as one. It fails only when r or fn
@@ -21,7 +25,7 @@ type scanned struct {
 // A last line without its newline counts if it is whole otherwise: a crash came
 // between two bytes of one write. Counting an intent that was not acknowledged is
 // harmless, for settling it finds nothing moved.
-func scan(r io.Reader, fn func(rec Record, line []byte) error) (scanned, error) {
+func scan(r io.Reader, parse parser, fn func(rec Record, line []byte) error) (scanned, error) {
 	var s scanned
 	lr := lineReader{r: bufio.NewReaderSize(r, 16<<10)}
 	for first := true; ; first = false {
@@ -46,7 +50,7 @@ func scan(r io.Reader, fn func(rec Record, line []byte) error) (scanned, error) 
 			s.damaged(Damage{Offset: off, Length: length, Torn: !lr.ended, Reason: "a line longer than any record"})
 			continue
 		}
-		rec, err := parseRecord(text)
+		rec, err := parse(text)
 		if err != nil {
 			s.damaged(Damage{Offset: off, Length: length, Torn: !ended, Reason: err.Error()})
 			continue

@@ -248,10 +248,12 @@ type batch struct {
 	holds    []verdict.Hold
 	// stuck are stores of no use in this sweep, shared by its batches.
 	stuck map[string]error
+	// unpinned are the namespaces that went.
+	unpinned map[uint64]bool
 }
 
 func newBatch(e *Engine, a *Audit, groups []plan.Group) *batch {
-	b := &batch{e: e, a: a, mine: map[verdict.Key]bool{}, now: map[verdict.Key]verdict.Finding{}}
+	b := &batch{e: e, a: a, mine: map[verdict.Key]bool{}, now: map[verdict.Key]verdict.Finding{}, unpinned: map[uint64]bool{}}
 	for i := range groups {
 		for _, f := range groups[i].Findings {
 			b.mine[keyOf(f.Resource)] = true
@@ -396,8 +398,9 @@ func (b *batch) run(ctx context.Context, g *running, kinds ...plan.StepKind) {
 			g.kept[s.Object] = "kept for the next try, since DEL failed"
 		case r.State == journal.StepDone && s.Kind == plan.StepCache:
 			g.removed = append(g.removed, s.Object)
-		case r.State == journal.StepDone && s.Kind == plan.StepNetns:
-			g.unpinned = true
+		case s.Kind == plan.StepNetns && (r.State == journal.StepDone || r.State == journal.StepSkipped && b.unpinned[s.NetnsID]):
+			// Also when it went with another group of this batch, whose addresses it held too.
+			g.unpinned, b.unpinned[s.NetnsID] = true, true
 		}
 		for _, it := range g.items {
 			own := it.f.Resource == s.Resource && s.Kind == plan.StepCache ||
