@@ -70,7 +70,7 @@ func judgeMutations() []mutation {
 		one("NotReady", "any Pod's Ready sandbox is a newer one", wordsFile, "n.Pod.UID == b.Pod.UID && ", "").by("verdict", "TestNotReady"),
 		one("orphan", "a namespace that a living one may have is nobody's", wordsFile, `if id := s.livesIn(n); id != "" {`, `if id := s.livesIn(n); false {`).by("verdict", "TestKeepsIdleNetnsOfReadySandbox|TestKeepsIdleNetnsOfTwoTenants"),
 		one("orphan", "no runtime need vouch for its name", judgeFile, "if !vouched && !s.c.Policy.Orphans {", "if !vouched && false {").by("verdict", "TestLaterIdleNetnsPinnedByAPerson|TestOrphaned"),
-		one("orphan", "a hold of an address does not keep its namespace", wordsFile, `if why := s.c.Policy.heldAnywhere(plain(x.Addr)); why != "" {`, `if why := s.c.Policy.heldAnywhere(plain(x.Addr)); false {`).by("verdict", "TestLaterIdleNetnsWithHeldAddress"),
+		one("orphan", "a hold of an address does not keep its namespace", wordsFile, `if why := s.c.Policy.heldAnywhere(plain(x.Addr), s.read); why != "" {`, `if why := s.c.Policy.heldAnywhere(plain(x.Addr), s.read); false {`).by("verdict", "TestLaterIdleNetnsWithHeldAddress"),
 		one("orphan", "a path below /proc names a namespace", sceneFile, `if p == "" || strings.HasPrefix(p, "/proc/") {`, `if p == "" {`).by("verdict", "TestF13UsedAgainPID"),
 		one("conflict", "an address that another's namespace holds is free", wordsFile, "		case !excused:", "		case false:"),
 		one("conflict", "an address that another is said to have is free", wordsFile, "		a.class, a.Rule, a.Holder = classConflict, \"claimed-by-other\", other", "		a.Rule, a.Holder = \"claimed-by-other\", other"),
@@ -96,6 +96,17 @@ func judgeMutations() []mutation {
 		one("I5, hold", "holds that cannot be read are none, at the re-check", "internal/sweep/sweep.go", "		return nil, nil, fmt.Errorf(\"the holds cannot be read: %w\", err)\n", "		err = nil\n").
 			and("internal/sweep/reap.go", "return err == nil && slices.Equal(holds, b.holds)", "return err == nil || len(holds) == 0").by("sweep", "TestNothingGoesWhileHoldsAreUnread"),
 		one("hold", "a hold is not heeded", judgeFile, "held := s.c.Policy.held(f.Resource)", `held := ""`),
+		// What a stamp proves, and what it does not.
+		one("2, stamp", "a stamp of any age is enough", judgeFile, "if age >= s.c.Policy.Grace {", "if age >= 0 {").by("verdict", "TestStampTable"),
+		one("2, stamp", "a stamp of another boot proves an age", judgeFile, "claim.Instant{Boot: stamp.Boot, Mono: stamp.Mono}", "claim.Instant{Boot: s.now.Boot, Mono: stamp.Mono}").by("verdict", "TestStampTable"),
+		one("2, stamp", "an age shortens the longer grace", judgeFile, "if stamp == nil || a.class != classAbsent || a.slow {", "if stamp == nil || a.class != classAbsent {").by("verdict", "TestStampTable"),
+		one("2, stamp", "under pressure the namespace need not be gone", judgeFile, " && s.byID[stamp.Netns] == nil {", " {").by("verdict", "TestStampTable"),
+		one("2, stamp", "under pressure no runtime need be asked", judgeFile, "p > 0 && s.cri != nil && ", "p > 0 && ").by("verdict", "TestStampTable"),
+		one("2, stamp", "pressure has no least age", judgeFile, "if age >= p {", "if age >= 0 {").by("verdict", "TestStampTable"),
+		one("2, stamp", "the stamp of other content counts", "internal/sys/hostlocal/stamp.go", " || fields[4] != contentSum", "").by("sys/hostlocal", "TestParseStamp|TestStampFollowsContent"),
+		one("2, stamp", "what names no owner has a stamp too", sceneFile, "case r.Kind == claim.KindReservation && !byAddress(r):", "case r.Kind == claim.KindReservation:").by("verdict", "TestStampOfNobody"),
+		one("boot", "any other boot in a stamp is past", wordsFile, "case stamp != nil && s.past[stamp.Boot]:", "case stamp != nil && stamp.Boot != s.now.Boot:").by("verdict", "TestStampTable"),
+		one("I1", "what is being added, or valid for its runtime, does not count", wordsFile, "valid := s.isValid(r)", "valid := false").by("verdict", "TestStampTable"),
 		one("hold", "an excluded address goes", policyFile, "if r.Addr.IsValid() && e.Contains(r.Addr) {", "if false {").by("verdict", "TestLaterIdleNetnsWithHeldAddress|TestVerdictTable"),
 	}
 }

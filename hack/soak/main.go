@@ -88,7 +88,7 @@ func soak(ctx context.Context, o options, out io.Writer) bool {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				seed := o.seed + next.Add(1) - 1
-				if !t.add(seed, sim.Generate(seed, o.steps, sim.NewHoldfast())) {
+				if !t.add(seed, generate(seed, o.steps)) {
 					cancel()
 				}
 			}
@@ -107,6 +107,16 @@ func soak(ctx context.Context, o options, out io.Writer) bool {
 	script, fail := sim.Shrink(t.failed.Script, func() sim.Subject { return sim.NewHoldfast() }, 4000)
 	fmt.Fprintf(out, "# seed %d, commit %s: %v\n%s", t.failSeed, commit(), fail, script)
 	return false
+}
+
+// generate names the seed of a panic of the product.
+func generate(seed uint64, steps int) sim.Result {
+	defer func() {
+		if p := recover(); p != nil {
+			panic(fmt.Sprintf("seed %d, %d steps: %v", seed, steps, p))
+		}
+	}()
+	return sim.Generate(seed, steps, sim.NewHoldfast())
 }
 
 func counts(s *sim.Stats) string {
