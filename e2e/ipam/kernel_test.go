@@ -19,7 +19,7 @@ func onItsOwn(t *testing.T) *killSite {
 	t.Helper()
 	m := oursAt(t, filepath.Join(t.TempDir(), "networks"))
 	b := realns.Subnet(t).Addr().As4()
-	m.private = strings.NewReplacer("198.18.0.", fmt.Sprintf("%d.%d.%d.", b[0], b[1], b[2]), "2001:db8::", fmt.Sprintf("fd48:%x:%x::", b[1], b[2]))
+	m.private = strings.NewReplacer("198.18.0.", fmt.Sprintf("%d.%d.%d.", b[0], b[1], b[2]), "2001:db8::", fmt.Sprintf("fd48:1%02x:1%02x::", b[1], b[2]))
 	return m
 }
 
