@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -14,9 +13,9 @@ import (
 	"github.com/spf13/cobra"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
-	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
 )
 
@@ -176,8 +175,8 @@ func expired(h state.Hold, bootID string) string {
 	if h.Owner.ID == "" {
 		return ""
 	}
-	b, err := os.ReadFile(filepath.Join(h.Store, h.Addr.String()))
-	if errors.Is(err, fs.ErrNotExist) || err == nil && claim.ParseOwner(b) != h.Owner {
+	owner, err := hostlocal.OwnerAt(filepath.Join(h.Store, h.Addr.String()))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && owner != h.Owner {
 		return "its reservation is gone"
 	}
 	return ""

@@ -266,3 +266,19 @@ func Stands(fs fsys.FS, path string, inc claim.Incarnation) (bool, error) {
 	now, ok, err := files{FS: fsys.Or(fs)}.incarnationAt(path, make([]byte, maxContent+1))
 	return err == nil && ok && now == inc, err
 }
+
+// OwnerAt reads whose reservation lies at path. There is none: fs.ErrNotExist. What is no
+// regular file, or is too large for a reservation, is an error and is not read.
+func OwnerAt(path string) (claim.Owner, error) {
+	f := files{FS: fsys.OS{}}
+	dirfd, err := f.openDir(filepath.Dir(path), false)
+	if err != nil {
+		return claim.Owner{}, &Error{"read", path, err}
+	}
+	defer f.Close(dirfd)
+	content, _, err := f.readReservation(dirfd, filepath.Base(path), make([]byte, maxContent+1))
+	if err != nil {
+		return claim.Owner{}, &Error{"read", path, err}
+	}
+	return claim.ParseOwner(content), nil
+}
