@@ -279,11 +279,8 @@ func (p *process) gc(force bool) Report {
 			rep.Refused = errors.Join(rep.Refused, errNotAll)
 		}
 	}
-	dropped, err := p.journal.Compact(journal.Policy{}, p.n.Now())
+	_, err = p.journal.Compact(journal.Policy{Discard: p.vault.Discard}, p.n.Now())
 	rep.Refused = errors.Join(rep.Refused, err)
-	for _, id := range dropped {
-		rep.Refused = errors.Join(rep.Refused, p.vault.Discard(id))
-	}
 	return rep
 }
 
