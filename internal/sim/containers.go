@@ -32,6 +32,7 @@ func (w *World) begin(slot int, k kind, nets int, reuse, visible bool) *containe
 	c.pid = w.nextPID
 	w.nextNS++
 	c.ns = &netns{id: w.nextNS, c: c, mount: w.mountName(rt, w.nextNS)}
+	c.nsID = w.nextNS
 	w.namespaces = append(w.namespaces, c.ns)
 	w.slots[slot] = c
 	w.all = append(w.all, c)

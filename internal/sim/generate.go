@@ -93,9 +93,13 @@ func (g *generator) next() Op {
 		}
 		if d.within && (d.name == "kill" || g.r.IntN(7) == 0) {
 			o.At, o.K = atFile, 1+g.r.IntN(1<<(3+g.r.IntN(6)))
-			if g.r.IntN(3) == 0 {
+			switch g.r.IntN(6) {
+			case 0, 1:
 				o.At, o.K = atAsk, 1+g.r.IntN(9)
+			case 2:
+				o.At, o.K = atLock, 1+g.r.IntN(2)
 			}
+			g.aim(&o)
 			return o
 		}
 		if d.can == nil || d.can(g.w, o.Args) {
@@ -103,6 +107,29 @@ func (g *generator) next() Op {
 		}
 	}
 	return Op{Name: "gc"}
+}
+
+// aim chooses for "again" an attempt whose reservation is left, most of the time, since
+// that is what a command may be about to release.
+func (g *generator) aim(o *Op) {
+	if o.Name != "again" || g.r.IntN(4) == 0 {
+		return
+	}
+	var left []int
+	for b, c := range slices.Backward(g.w.all) {
+		if b = len(g.w.all) - 1 - b; b >= 8 {
+			break
+		}
+		for _, f := range g.w.ledger.files {
+			if f.c == c && !c.living() {
+				left = append(left, b)
+				break
+			}
+		}
+	}
+	if len(left) > 0 {
+		o.Args[0] = left[g.r.IntN(len(left))]
+	}
 }
 
 func (g *generator) pick() *opDef {

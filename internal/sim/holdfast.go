@@ -43,7 +43,9 @@ func NewHoldfast() *Holdfast {
 const replayEvery = 61
 
 // Duties are all.
-func (h *Holdfast) Duties() Duties { return Duties{Reclaims: true, Silence: true, Journals: true} }
+func (h *Holdfast) Duties() Duties {
+	return Duties{Reclaims: true, Silence: true, Journals: true, Gates: true}
+}
 
 // Do runs one command.
 func (h *Holdfast) Do(n *Node, c Command) Report {
@@ -240,7 +242,7 @@ func (p *process) audit() Report {
 		return Report{Refused: err}
 	}
 	p.engine.Remember(au, func(store string) bool { return busy[store] == "" })
-	return Report{Verdicts: verdicts(au)}
+	return Report{Verdicts: verdicts(au), Remembered: au.Unremembered == nil && len(busy) == 0}
 }
 
 func verdicts(au *sweep.Audit) map[string]verdict.Verdict {
@@ -271,9 +273,12 @@ func (p *process) gc(force bool) Report {
 		return rep
 	}
 	rep.Refused = unsettled // so not all of it was done
-	pl := plan.Make(au.Judgement, plan.Options{ForceOverCap: force, Skip: p.skip(au, busy)})
+	pl := plan.Make(au.Judgement, plan.Options{MaxReleases: p.n.w.cfg.Cap, ForceOverCap: force, Skip: p.skip(au, busy)})
+	rep.Remembered = len(busy) == 0
 	if len(pl.Groups) > 0 {
+		p.n.Judged()
 		res, err := p.engine.Reap(ctx, au, pl)
+		rep.Remembered = rep.Remembered && err == nil
 		rep.Refused = errors.Join(rep.Refused, err)
 		if len(res.Failed)+len(res.Reprieved) > 0 {
 			rep.Refused = errors.Join(rep.Refused, errNotAll)

@@ -61,6 +61,7 @@ type opDef struct {
 //	keep S           a person holds the address of slot S
 //	rename N         the network gets another name
 //	wipe N           its directory is emptied
+//	unlearn          the history of boots is removed
 //	kill             our process dies (in a command only)
 //	audit, gc F, undo, hold N I, unhold N I
 //	quiesce          everything heals, time passes, and then I2 and I4 must hold
@@ -183,6 +184,13 @@ func ops() []opDef {
 		})},
 		{"rename", []int{2}, 1, false, nil, func(w *World, a [3]int) bool { w.rename(a[0]); return true }},
 		{"wipe", []int{2}, 1, true, nil, func(w *World, a [3]int) bool { w.wipe(w.nets[a[0]]); return true }},
+		{"unlearn", nil, 1, true, func(w *World, _ [3]int) bool { return len(w.knownBoots) > 0 }, func(w *World, _ [3]int) bool {
+			if err := w.up.Unlinkat(unix.AT_FDCWD, stateDir+"/boots", 0); err == nil || err == unix.ENOENT {
+				w.disk.Sync() // else the power may bring it back
+				clear(w.knownBoots)
+			}
+			return true
+		}},
 		{"kill", nil, 3, true, func(*World, [3]int) bool { return false }, func(w *World, _ [3]int) bool {
 			if w.run != nil {
 				w.stats.Kills++
@@ -296,6 +304,9 @@ func (w *World) crashDisk(rng *rand.Rand) {
 // setDisk makes the disk well again, or breaks a part of it.
 func (w *World) setDisk(mode int) {
 	w.faults = mode != 0
+	if w.run != nil {
+		w.run.faulty = true
+	}
 	for _, dir := range []string{"/", stateDir} {
 		// Where there is none yet there is nothing to make well.
 		_ = w.disk.SetReadOnly(dir, false)

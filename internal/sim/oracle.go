@@ -21,6 +21,7 @@ type file struct {
 	held       bool // put back by undo, in this boot
 	boot       int  // of its release
 	run        *run // that released it
+	mark       mark // as it was listed last
 }
 
 // ledger is what the stores hold by all that upstream did. What differs from it was done
@@ -57,6 +58,18 @@ type run struct {
 	dirty   bool // the world interfered, so that nothing is to be expected
 	outer   *run // in the middle of which this one is run
 	removed []*file
+
+	// For the gates: what it was told last, by witness, and when it had decided.
+	told    [4]told
+	judged  bool
+	unasked int // required witnesses that were not asked since
+	early   map[string]string
+	alive   []*seen // of which it was told that they are alive
+	faulty  bool    // something was wrong with the disk, so that it may not remember
+	locks   int
+	// reserved are the files of each store, capped those that went and count.
+	reserved map[string]int
+	capped   []*file
 }
 
 // witnesses are the bits of those that must testify.
@@ -77,14 +90,6 @@ func witnessBit(name string) int {
 		return 4
 	}
 	return 8
-}
-
-func (r *run) hear(witness string, ok bool) {
-	if ok {
-		r.unheard &^= witnessBit(witness)
-	} else {
-		r.unheard |= witnessBit(witness)
-	}
 }
 
 // observe compares the stores with the ledger. It runs before every change of the world,
@@ -186,6 +191,9 @@ func (w *World) removed(r *run, f *file) {
 	if duties.Silence && r.unheard != 0 {
 		w.violate("I5", "%s was released on a pass where witnesses %04b had not testified wholly since the listing", f.path, r.unheard)
 	}
+	if duties.Gates {
+		w.checkGates(r, f)
+	}
 	if !duties.Journals {
 		return
 	}
@@ -242,6 +250,9 @@ func (w *World) nobodyKnows(f *file) bool {
 func (w *World) finish(r *run, rep Report, alive bool) {
 	w.observe(r)
 	duties := w.subject.Duties()
+	if alive && rep.Remembered && !r.faulty && !w.faults {
+		r.remembered()
+	}
 	if r.cmd.Verb == Undo {
 		w.undone(r, rep)
 	}

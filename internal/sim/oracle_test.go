@@ -2,6 +2,7 @@ package sim
 
 import (
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -43,10 +44,41 @@ func (s spoiled) Do(n *Node, c Command) Report {
 // listAndAsk does everything in the right order.
 func listAndAsk(n *Node) []claim.Resource {
 	list := n.List().Resources
+	askAll(n)
+	return list
+}
+
+func askAll(n *Node) {
 	n.Kernel()
 	n.Runtimes(nil, true)
-	n.Boot()
-	return list
+	_, _ = n.Boot()
+}
+
+// gated undertakes the gates, and does something with what it lists and hears.
+func gated(do func(n *Node, list []claim.Resource) error) Subject {
+	return liar{Duties{Gates: true}, func(n *Node) error { return do(n, listAndAsk(n)) }, nil}
+}
+
+// second does so from the second gc on, and remembers what it saw.
+func second(do func(n *Node, list []claim.Resource) error) Subject {
+	return &twice{do: do}
+}
+
+type twice struct {
+	do   func(n *Node, list []claim.Resource) error
+	seen bool
+}
+
+func (t *twice) Duties() Duties { return Duties{Gates: true} }
+
+func (t *twice) Do(n *Node, c Command) Report {
+	list := listAndAsk(n)
+	rep := Report{Remembered: true}
+	if c.Verb == GC && t.seen {
+		rep.Refused = t.do(n, list)
+	}
+	t.seen = true
+	return rep
 }
 
 func removeAll(n *Node, list []claim.Resource) error {
@@ -100,6 +132,42 @@ func TestOracleCanFail(t *testing.T) {
 		{"releases by name", "config small=1\n add 0\n add 1\n add 2\n add 3\n add 4\n add 6\n leak 0\n @ask:2 del 5\n @ask:2 add 7\n @ask:2 leak 7\n gc", "I7", Policy(func(n *Node) error { return removeAll(n, listAndAsk(n)[:1]) })},
 		{"releases half of an attachment", "config dual=1\n add 0\n leak 0\n gc", "I3", liar{all, func(n *Node) error { return n.Remove(listAndAsk(n)[0].Path) }, nil}},
 		{"address first", "add 0\n crash 0\n forget 0\n gc", "I8", liar{all, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
+		{"one sighting", "add 0\n leak 0\n gc", "G2", gated(func(n *Node, list []claim.Resource) error {
+			n.Judged()
+			listAndAsk(n)
+			return removeAll(n, list)
+		})},
+		{"no grace", "add 0\n leak 0\n gc\n wait 3\n gc", "G2", second(func(n *Node, list []claim.Resource) error {
+			n.Judged()
+			askAll(n)
+			return removeAll(n, list)
+		})},
+		{"forgets that it was alive", "begin 0 0 6\n gc\n wait 2\n finish 0\n audit\n leak 0\n wait 3\n wait 2\n gc", "G2", second(func(n *Node, list []claim.Resource) error {
+			n.Judged()
+			askAll(n)
+			return removeAll(n, list)
+		})},
+		{"does not ask again", "add 0\n leak 0\n gc\n wait 4\n gc", "G3", second(func(n *Node, list []claim.Resource) error {
+			n.Judged()
+			return removeAll(n, list)
+		})},
+		{"acts late", "add 0\n leak 0\n gc\n wait 4\n gc", "G3", second(func(n *Node, list []claim.Resource) error {
+			n.Judged()
+			askAll(n)
+			n.w.pass(10*time.Second, true)
+			return removeAll(n, list)
+		})},
+		{"no cap", "config cap=1\n add 0\n leak 0\n add 1\n leak 1\n gc\n wait 4\n gc", "G9", second(func(n *Node, list []claim.Resource) error {
+			n.Judged()
+			askAll(n)
+			return removeAll(n, list)
+		})},
+		{"removes a namespace that nobody vouches for", "config runtimes=4\n add 0\n crash 0\n gc", "orphan", gated(func(n *Node, _ []claim.Resource) error {
+			for _, ns := range n.w.namespaces {
+				_ = n.RemoveNetns(ns.mount, ns.id)
+			}
+			return nil
+		})},
 		{"two at a time", "add 0\n leak 0\n @ask:2 gc\n gc", "I9", liar{all, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
 	} {
 		t.Run(r.name, func(t *testing.T) {

@@ -148,10 +148,10 @@ func (w *World) disputed(id string) string {
 	return ""
 }
 
-// reserves reports whether a file of the ID has the address.
+// reserves reports whether a file of the ID has the address, and says so.
 func (w *World) reserves(id, addr string) bool {
 	for _, g := range w.ledger.files {
-		if g.c != nil && g.c.id == id && g.addr == addr {
+		if g.c != nil && g.c.id == id && g.addr == addr && claim.ParseOwner(g.content).Shape == claim.ShapeContainer {
 			return true
 		}
 	}

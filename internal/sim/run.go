@@ -33,10 +33,14 @@ func (w *World) command(c Command) {
 	}
 	w.run = r
 	for _, p := range r.pend {
-		if p.op.At == atFile { // else no call is of interest
-			r.proc.SetHook(func(memfs.Call) error {
+		if p.op.At != atAsk { // else no call is of interest
+			r.proc.SetHook(func(c memfs.Call) error {
 				r.files++
 				w.fire(r, atFile, r.files)
+				if c.Op == "Flock" && storeLock(c.Path()) {
+					r.locks++
+					w.fire(r, atLock, r.locks)
+				}
 				return nil
 			})
 			break
@@ -194,7 +198,12 @@ func (w *World) quiesce() {
 	// that has gone, which takes the longer one, and then its own.
 	for _, d := range []time.Duration{0, grace + time.Second, orphanGrace + time.Second, orphanGrace + time.Second, grace + time.Second, orphanGrace + time.Second, orphanGrace + time.Second} {
 		w.pass(d, true)
-		w.command(Command{Verb: GC})
+		for range 16 { // a few of each store at a time, by the cap
+			w.command(Command{Verb: GC})
+			if w.cfg.Cap == 0 || w.last.run == nil || len(w.last.run.removed) == 0 {
+				break
+			}
+		}
 		if w.fail != nil || w.reclaimed() {
 			break
 		}
@@ -274,6 +283,7 @@ func (w *World) removeNetns(r *run, mount string, id uint64) error {
 		if n.c.living() {
 			w.violate("I1", "the namespace of the living container %d was removed", n.c.n)
 		}
+		w.checkNetns(r, n)
 		w.dropNS(n.c)
 		return nil
 	}
@@ -298,6 +308,8 @@ func parseConfig(text string) (Config, error) {
 			c.Follow = n != 0
 		case "cross":
 			c.Cross = n != 0
+		case "cap":
+			c.Cap = n
 		case "runtimes":
 			c.Runtime = n & 7
 		default:
@@ -314,10 +326,10 @@ func (c Config) text() string {
 		}
 		return 0
 	}
-	return fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime)
+	return fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d cap=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime, c.Cap)
 }
 
 // randomConfig is a seed's node.
 func randomConfig(r *rand.Rand) Config {
-	return Config{Dual: r.IntN(4) == 0, Small: r.IntN(4) == 0, Follow: r.IntN(2) == 0, Cross: r.IntN(4) == 0, Runtime: []int{1, 1, 1, 2, 3, 4, 5, 7}[r.IntN(8)]}
+	return Config{Dual: r.IntN(4) == 0, Small: r.IntN(4) == 0, Follow: r.IntN(2) == 0, Cross: r.IntN(4) == 0, Runtime: []int{1, 1, 1, 2, 3, 4, 5, 7}[r.IntN(8)], Cap: []int{0, 3}[r.IntN(2)]}
 }

@@ -15,12 +15,13 @@ const (
 	atOnce site = iota
 	atFile      // before the k-th file call of the next command
 	atAsk       // before the k-th question to the witnesses of the next command
+	atLock      // before the k-th time that it takes the lock of a store
 )
 
 // Op is one operation of a script.
 type Op struct {
 	At   site
-	K    int // for atFile and atAsk, from 1
+	K    int // for all but atOnce, from 1
 	Name string
 	Args [3]int
 	// Text is what an expectation, or config, says.
@@ -35,6 +36,8 @@ func (o Op) String() string {
 		fmt.Fprintf(&b, "@file:%d ", o.K)
 	case atAsk:
 		fmt.Fprintf(&b, "@ask:%d ", o.K)
+	case atLock:
+		fmt.Fprintf(&b, "@lock:%d ", o.K)
 	}
 	b.WriteString(o.Name)
 	if o.Text != "" {
@@ -88,7 +91,7 @@ func parseOp(fields []string) (Op, error) {
 		kind, k, _ := strings.Cut(where, ":")
 		n, err := strconv.Atoi(k)
 		if err != nil || n < 1 || len(fields) < 2 {
-			return o, fmt.Errorf("%q: want @file:K or @ask:K and an operation", fields[0])
+			return o, fmt.Errorf("%q: want @file:K, @ask:K or @lock:K and an operation", fields[0])
 		}
 		o.K = n
 		switch kind {
@@ -96,8 +99,10 @@ func parseOp(fields []string) (Op, error) {
 			o.At = atFile
 		case "ask":
 			o.At = atAsk
+		case "lock":
+			o.At = atLock
 		default:
-			return o, fmt.Errorf("%q: want @file:K or @ask:K", fields[0])
+			return o, fmt.Errorf("%q: want @file:K, @ask:K or @lock:K", fields[0])
 		}
 		fields = fields[1:]
 	}

@@ -36,6 +36,9 @@ type Duties struct {
 	// Journals: journal, quarantine, undo, holds and the reaper lock of Holdfast (I3, I4,
 	// I8, I9), and the sampled replay (I10).
 	Journals bool
+	// Gates: two sightings of the incarnation with the grace between them in one boot, asked
+	// again after the judgement, the cap, and vouched namespaces only.
+	Gates bool
 }
 
 // Verb is what a Subject is told to do.
@@ -63,6 +66,8 @@ type Report struct {
 	Refused error
 	// Undone are the paths that Undo says it put back.
 	Undone []string
+	// Remembered: what it saw counts for later commands.
+	Remembered bool
 	// Verdicts by path, for the expectations of scripts.
 	Verdicts map[string]verdict.Verdict
 }
@@ -91,7 +96,15 @@ func (n *Node) List() claim.Snapshot {
 
 // listing notes that the stores are about to be listed: what comes later cannot be judged
 // by that (I7).
-func (n *Node) listing() { n.r.listed, n.r.unheard = n.w.seq, n.w.witnesses() }
+func (n *Node) listing() {
+	n.r.listed, n.r.unheard = n.w.seq, n.w.witnesses()
+	if n.w.subject.Duties().Gates {
+		n.w.mark(n.r)
+	}
+}
+
+// Judged says that it is decided what is to go, all but the last look.
+func (n *Node) Judged() { n.w.judge(n.r) }
 
 // Kernel asks the kernel and process witnesses.
 func (n *Node) Kernel() []claim.Testimony {
@@ -118,8 +131,9 @@ func (n *Node) Boot() (string, error) {
 	if !n.ask() {
 		return "", errKilled
 	}
+	t := told{n.w.mono, claim.Testimony{Witness: claim.WitnessBoot}}
 	id, err := n.w.askBoot()
-	n.r.hear(claim.WitnessBoot, err == nil)
+	n.w.hear(n.r, t, err == nil)
 	return id, err
 }
 
@@ -147,10 +161,10 @@ func (n *Node) ask() bool { return n.w.question(n.r) }
 func (n *Node) heard(list ...claim.Testimony) {
 	for _, t := range list {
 		ok := t.State == claim.StateComplete
-		if t.Kernel != nil && (!t.Kernel.Vantage.Proven || n.w.mode.kernel == noHost) {
+		if t.Witness == claim.WitnessKernel && n.w.mode.half() {
 			ok = false
 		}
-		n.r.hear(t.Witness, ok)
+		n.w.hear(n.r, told{t.Asked.Mono, t}, ok)
 	}
 }
 

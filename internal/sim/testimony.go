@@ -18,8 +18,14 @@ const (
 	halfVantage = 3 // kernel: not the initial PID namespace; every runtime shares it
 	noHost      = 4 // kernel: did not see the host's own namespace
 	slow        = 5 // any: takes six seconds to answer
-	nModes      = 6
+	otherPID    = 6 // kernel: another PID namespace than that of the runtimes
+	nModes      = 7
 )
+
+// half reports whether the kernel witness does not see the whole node.
+func (m modes) half() bool {
+	return m.kernel == noVantage || m.kernel == noHost || m.kernel == otherPID
+}
 
 // askKernel tells the namespaces and the processes: one snapshot of /proc.
 func (w *World) askKernel() []claim.Testimony {
@@ -42,7 +48,7 @@ func (w *World) kernelFacts() *claim.KernelFacts {
 	switch w.mode.kernel {
 	case noVantage:
 		f.Vantage = claim.Vantage{InitialPIDNS: true, Checks: []claim.Check{{Name: "pid-namespace", Detail: "sees half of the node"}}}
-	case halfVantage:
+	case halfVantage, otherPID:
 		f.Vantage.InitialPIDNS, f.Vantage.PIDNS = false, 4026533000
 	}
 	f.Netns = make([]claim.Netns, 0, len(w.namespaces)+1)
@@ -50,6 +56,9 @@ func (w *World) kernelFacts() *claim.KernelFacts {
 		f.Netns = append(f.Netns, claim.Netns{ID: 4026531840, Host: true, Procs: 100, PIDs: []int{1}})
 	}
 	for _, n := range w.namespaces {
+		if w.mode.half() && n.id%2 == 0 {
+			continue // what lies in the other half
+		}
 		ns := claim.Netns{ID: n.id, Addrs: slices.Clone(n.addrs)}
 		if n.mount != "" {
 			ns.Mounts = []string{n.mount}
@@ -70,6 +79,9 @@ func (w *World) kernelFacts() *claim.KernelFacts {
 func (w *World) processFacts() *claim.ProcessFacts {
 	f := &claim.ProcessFacts{Hits: []claim.ProcessHit{}}
 	for _, c := range w.traces {
+		if w.mode.half() && c.nsID%2 == 0 {
+			continue
+		}
 		if c.adding && c.visible {
 			f.Hits = append(f.Hits, claim.ProcessHit{ID: c.id, PID: 90000 + c.n, Netns: 4026531840, Via: "cni"})
 		}

@@ -59,6 +59,7 @@ type container struct {
 	ready   bool
 	created int64
 	ns      *netns
+	nsID    uint64    // of ns, also when that is gone
 	todo    []addStep // what of its ADD is to come
 	addrs   []netip.Addr
 }
@@ -138,12 +139,15 @@ type World struct {
 	seq    int // counts changes of the truth
 	wiped  int // seq of the last wipe, or of the last reservation of a living one that was written over
 	ledger ledger
-	pend   []pending
-	run    *run
-	last   lastRun
-	faults bool // something is set to go wrong on the disk
-	stats  Stats
-	fail   *Violation
+	// seen is what all processes know together; knownBoots are in our own history.
+	seen       map[mark]*seen
+	knownBoots map[int]bool
+	pend       []pending
+	run        *run
+	last       lastRun
+	faults     bool // something is set to go wrong on the disk
+	stats      Stats
+	fail       *Violation
 }
 
 // Config is what a script's config line says.
@@ -151,6 +155,7 @@ type Config struct {
 	Dual    bool // networks have IPv6 as well
 	Runtime int  // bit mask: containerd, CRI-O, podman
 	Small   bool // ranges of six addresses
+	Cap     int  // of releases per store and sweep; 0 is the default
 	Follow  bool // stores that only the cache names are looked at too
 	Cross   bool // the state directory lies on a device of its own, which may lack O_TMPFILE
 }
@@ -186,6 +191,7 @@ func newWorld(cfg Config, subject Subject) *World {
 	w.rts[2] = &runtime{name: "podman", there: cfg.Runtime&4 != 0}
 	w.table = ops()
 	w.ledger.files = map[string]*file{}
+	w.seen, w.knownBoots = map[mark]*seen{}, map[int]bool{}
 	w.ledger.holds, w.ledger.undone = map[string]bool{}, map[string]int{}
 	for _, d := range []string{dataDir, cacheDir + "/results", confDir, "/var/lib", "/run"} {
 		_ = w.disk.MkdirAll(d)

@@ -1,0 +1,285 @@
+package sim
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
+)
+
+// The gates as duties (Duties.Gates): the oracle keeps what each process was told, and
+// holds each release against it. It knows what could be remembered at most, so that a
+// Subject may be more careful, and never less.
+
+const (
+	// maxAge is how old a witness's answer may be when something goes: 5 s to answer,
+	// 500 ms to act.
+	maxAge = 5*time.Second + 600*time.Millisecond
+	minCap = 16
+)
+
+// mark is one incarnation of one path.
+type mark struct {
+	path  string
+	ino   uint64
+	ctime int64
+}
+
+// seen is what all processes together know of one incarnation.
+type seen struct {
+	boots []int // in which it was listed
+	run   int   // boot of the present run of absences, 0: there is none
+	since time.Duration
+	who   []string // testified at since
+}
+
+// told is a witness's last answer to a process.
+type told struct {
+	at time.Duration // when it was asked
+	claim.Testimony
+}
+
+// mark notes which incarnations a listing shows.
+func (w *World) mark(r *run) {
+	r.reserved = map[string]int{}
+	for p, f := range w.ledger.files {
+		r.reserved[filepath.Dir(p)]++
+		w.markFile(f)
+	}
+}
+
+func (w *World) markFile(f *file) {
+	st, err := w.disk.Lstat(f.path)
+	if err != nil {
+		return
+	}
+	f.mark = mark{f.path, st.Ino, st.Ctime}
+	s := w.seen[f.mark]
+	if s == nil {
+		s = &seen{}
+		w.seen[f.mark] = s
+	}
+	if n := len(s.boots); n == 0 || s.boots[n-1] < w.bootN {
+		s.boots = append(s.boots, w.bootN)
+	}
+}
+
+// hear takes an answer in. ok: it is whole, and its witness sees the node.
+func (w *World) hear(r *run, t told, ok bool) {
+	bit := witnessBit(t.Witness)
+	r.told[slices.Index([]int{1, 2, 4, 8}, bit)] = t
+	if ok {
+		r.unheard &^= bit
+		r.unasked &^= bit
+	} else {
+		r.unheard |= bit
+		r.unasked |= bit
+	}
+	if ok && t.Witness == claim.WitnessBoot {
+		w.knownBoots[w.bootN] = true
+	}
+	if r.unheard == 0 && w.subject.Duties().Gates {
+		w.sighting(r)
+	}
+}
+
+// sighting is a moment at which every required witness has spoken.
+func (w *World) sighting(r *run) {
+	if !r.judged {
+		r.alive = r.alive[:0]
+	}
+	for _, f := range w.ledger.files {
+		if f.seq > r.listed {
+			w.markFile(f) // the listing may have come to it after that
+		}
+		s := w.seen[f.mark]
+		if s == nil {
+			continue
+		}
+		who, _, alive := r.says(f)
+		switch {
+		case alive:
+			r.alive = append(r.alive, s)
+		case !r.judged && (s.run != w.bootN || !within(who, s.who)):
+			s.run, s.since, s.who = w.bootN, w.mono, who
+		}
+	}
+}
+
+func within(now, then []string) bool {
+	return !slices.ContainsFunc(now, func(x string) bool { return !slices.Contains(then, x) })
+}
+
+// says is what a process was last told of f: who says so, whether an absence by that takes
+// the longer grace, and whether somebody says alive. Where it is not plain it is taken for
+// plain absence.
+func (r *run) says(f *file) (who []string, slow, alive bool) {
+	kernel := "kernel"
+	noOwner := claim.ParseOwner(f.content).Shape == claim.ShapeNone
+	if k := r.told[0].Kernel; k != nil && f.c != nil && !noOwner {
+		for i := range k.Netns {
+			n := &k.Netns[i]
+			if n.ID != f.c.nsID || !slices.ContainsFunc(n.Addrs, func(a claim.IfAddr) bool { return a.Addr.String() == f.addr }) {
+				continue
+			}
+			if n.Procs > 0 || n.FDHolders > 0 {
+				return nil, false, true
+			}
+			kernel, slow = fmt.Sprint("netns ", n.ID), true
+		}
+	}
+	if p := r.told[1].Process; p != nil && f.c != nil && !noOwner {
+		for i := range p.Hits {
+			if p.Hits[i].ID == f.c.id {
+				return nil, false, true
+			}
+		}
+	}
+	who = append(make([]string, 0, 4), kernel, "process")
+	slow = slow || noOwner
+	c := r.told[2].CRI
+	if c == nil {
+		return who, slow, false
+	}
+	stale := ""
+	for i := range c.Sandboxes {
+		b := &c.Sandboxes[i]
+		if f.c == nil || noOwner || b.ID != f.c.id {
+			continue
+		}
+		if b.Ready {
+			return nil, false, true
+		}
+		stale = b.Endpoint
+		newer := slices.ContainsFunc(c.Sandboxes, func(o claim.Sandbox) bool {
+			return o.Ready && o.Endpoint == b.Endpoint && o.Pod.UID == b.Pod.UID && o.Created > b.Created
+		})
+		slow = slow || !newer
+	}
+	for i := range c.Runtimes {
+		if rt := &c.Runtimes[i]; rt.State == claim.StateComplete && rt.Endpoint != stale {
+			who = append(who, rt.Endpoint)
+		}
+	}
+	if stale != "" {
+		who = append(who, "NotReady at "+stale)
+	}
+	return who, slow, false
+}
+
+// judge is the moment at which a process has decided what is to go. What does not pass
+// gate 2 is noted with the reason.
+func (w *World) judge(r *run) {
+	r.judged, r.unasked = true, w.witnesses()
+	r.early = map[string]string{}
+	for p, f := range w.ledger.files {
+		if why := w.early(r, f); why != "" {
+			r.early[p] = why
+		}
+	}
+}
+
+func (w *World) early(r *run, f *file) string {
+	s := w.seen[f.mark]
+	if s == nil {
+		return "it was not listed"
+	}
+	_, slow, alive := r.says(f)
+	need := grace
+	if slow {
+		need = orphanGrace
+	}
+	switch d := w.mono - s.since; {
+	case alive:
+		return "it was said to be alive"
+	case w.bootProven(s):
+		return ""
+	case s.run != w.bootN:
+		return "nobody has seen it absent in this boot"
+	case d < need:
+		return fmt.Sprintf("it was seen absent for %s, and must be for %s", d.Round(time.Second), need)
+	}
+	return ""
+}
+
+// bootProven: it was seen in a boot that was known, and is over.
+func (w *World) bootProven(s *seen) bool {
+	return slices.ContainsFunc(s.boots, func(b int) bool { return b < w.bootN && w.knownBoots[b] })
+}
+
+// checkGates holds a release against gates 2, 3 and 9.
+func (w *World) checkGates(r *run, f *file) {
+	if !r.judged {
+		w.violate("G3", "%s was released before anything was judged", f.path)
+		return
+	}
+	if why := r.early[f.path]; why != "" {
+		w.violate("G2", "%s was released, though %s", f.path, why)
+	}
+	if r.unasked != 0 {
+		w.violate("G3", "%s was released and witnesses %04b were not asked again since it was judged", f.path, r.unasked)
+	}
+	for i, t := range r.told {
+		if w.witnesses()&(1<<i) != 0 && w.mono-t.at > maxAge {
+			w.violate("G3", "%s was released %s after %s was asked", f.path, w.mono-t.at, t.Witness)
+		}
+	}
+	if _, _, alive := r.says(f); alive {
+		w.violate("G3", "%s was released, though the last answers call it alive", f.path)
+	}
+	s, dir := w.seen[f.mark], filepath.Dir(f.path)
+	if r.cmd.Force || s == nil || w.bootProven(s) {
+		return
+	}
+	r.capped = append(r.capped, f)
+	n, alone := 0, true
+	for _, g := range r.capped {
+		if filepath.Dir(g.path) == dir {
+			n++
+			alone = alone && g.c != nil && f.c != nil && g.c.id == f.c.id
+		}
+	}
+	limit := w.cfg.Cap
+	if limit == 0 {
+		limit = max(minCap, (r.reserved[dir]+9)/10)
+	}
+	if n > limit && !alone {
+		w.violate("G9", "%s was released, the %d-th of its store in one sweep, over the cap of %d", f.path, n, limit)
+	}
+}
+
+// checkNetns holds the removal of a namespace against the rules for orphans.
+func (w *World) checkNetns(r *run, n *netns) {
+	if !w.subject.Duties().Gates {
+		return
+	}
+	if w.rts[n.c.rt].endpoint == "" {
+		w.violate("orphan", "%s was removed, for whose name no runtime vouches", n.mount)
+	}
+	for _, a := range n.addrs {
+		if w.ledger.holds[a.Addr.String()] && !r.dirty {
+			w.violate("I3", "%s was removed, which has %s, that a person holds", n.mount, a.Addr)
+		}
+	}
+	if r.unheard != 0 {
+		w.violate("I5", "%s was removed on a pass where witnesses %04b had not testified wholly", n.mount, r.unheard)
+	}
+	if r.unasked != 0 || !r.judged {
+		w.violate("G3", "%s was removed and witnesses %04b were not asked again since it was judged", n.mount, r.unasked)
+	}
+}
+
+// remembered: what a process was told to be alive is known from now on.
+func (r *run) remembered() {
+	for _, s := range r.alive {
+		s.run = 0
+	}
+}
+
+// storeLock reports whether a path is the lock of a store.
+func storeLock(path string) bool {
+	return strings.HasPrefix(path, dataDir) && strings.HasSuffix(path, "/lock")
+}
