@@ -55,14 +55,18 @@ func cmdAdd(args *skel.CmdArgs) error {
 	ips, err := a.allocate(ctx)
 	var full *fullError
 	if errors.As(err, &full) {
-		healed := r.heal(ctx, full)
-		// Whatever it says: some may have gone before it failed, or by a DEL meanwhile.
-		if still, lookErr := r.exhausted(ctx, store); lookErr != nil || still == nil {
-			a.view = nil
-			ips, err = a.allocate(ctx)
-		}
-		if errors.As(err, &full) {
-			return fmt.Errorf("failed to allocate for range %d: %w; %s", full.set, full, healed)
+		// More may wait than one sweep releases, which is capped: then another is due.
+		until := time.Now().Add(time.Duration(r.extras.Heal.Timeout))
+		for more := true; more && errors.As(err, &full); {
+			healed := r.heal(ctx, full)
+			// Whatever it says: some may have gone before it failed, or by a DEL meanwhile.
+			if still, lookErr := r.exhausted(ctx, store); lookErr != nil || still == nil {
+				a.view = nil
+				ips, err = a.allocate(ctx)
+			}
+			if more = healed.Released > 0 && healed.Error == "" && time.Now().Before(until); !more && errors.As(err, &full) {
+				return fmt.Errorf("failed to allocate for range %d: %w; %s", full.set, full, healed)
+			}
 		}
 	}
 	if err != nil {
@@ -405,6 +409,8 @@ func (a *adder) isGateway(addr netip.Addr) bool {
 type kernelView struct {
 	addrs map[netip.Addr]bool
 	netns map[uint64]bool
+	// asked is when.
+	asked claim.Instant
 	// why it could not be seen; then nothing is known to be held, and nothing to be dead.
 	why string
 }
@@ -421,12 +427,16 @@ func (v *kernelView) provesDead(h hostlocal.Held, bootID string, own uint64) boo
 	if h.Stamp.Boot != bootID {
 		return true
 	}
+	// What was stamped after the look, by another ADD that took it over, was not looked for (I6).
+	if _, ok := v.asked.Since(claim.Instant{Boot: h.Stamp.Boot, Mono: h.Stamp.Mono}); !ok {
+		return false
+	}
 	return h.Stamp.Netns != 0 && h.Stamp.Netns != own && !v.netns[h.Stamp.Netns]
 }
 
 // lookAtKernel asks the kernel of the node, 10 to 20 ms for 250 namespaces.
 func lookAtKernel(ctx context.Context, now func() claim.Instant) *kernelView {
-	v := &kernelView{addrs: map[netip.Addr]bool{}, netns: map[uint64]bool{}}
+	v := &kernelView{addrs: map[netip.Addr]bool{}, netns: map[uint64]bool{}, asked: now()}
 	for _, t := range proc.New(proc.Config{Clock: now, Timeout: kernelTimeout}).Ask(ctx) {
 		if t.Witness != claim.WitnessKernel {
 			continue

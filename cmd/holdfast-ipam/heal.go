@@ -70,7 +70,9 @@ func (r *request) sweep(ctx context.Context, valid *[]wire.Attachment) wire.Heal
 	if err != nil {
 		p = fail("no healing: %v", err)
 	}
-	keepAnswer(lock, r.clock.Now(), p)
+	if valid == nil { // a GC's is an answer to another question
+		keepAnswer(lock, r.clock.Now(), p)
+	}
 	return p
 }
 

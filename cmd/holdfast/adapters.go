@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"runtime/debug"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
@@ -20,11 +23,18 @@ import (
 // decide nothing.
 
 // reservations lists addresses.
-type reservations struct{ inv *hostlocal.Inventory }
+type reservations struct {
+	inv *hostlocal.Inventory
+	// names, unless nil, is told which directories were listed.
+	names *holdBook
+}
 
 func (r reservations) Name() string { return r.inv.Name() }
 func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapshot {
 	snap := r.inv.ListAlso(ctx, dataDirs)
+	if r.names != nil {
+		r.names.listed(snap.Stores)
+	}
 	if len(snap.Resources) >= large {
 		debug.SetGCPercent(largeGC)
 	}
@@ -170,6 +180,42 @@ type holdBook struct {
 	// unread says why there is no state directory, if that is not for want of one.
 	unread error
 	now    func() claim.Instant
+	// dirs are the stores that were listed last. A hold of a directory is one under each of
+	// its names: a link or a bind mount leads to the same files.
+	dirs []namedDir
+}
+
+type namedDir struct {
+	name string
+	info fs.FileInfo
+}
+
+// listed is told the stores of a listing.
+func (h *holdBook) listed(stores []claim.Store) {
+	h.dirs = h.dirs[:0]
+	for i := range stores {
+		if info, err := os.Stat(stores[i].Dir); err == nil && stores[i].Network != "" {
+			h.dirs = append(h.dirs, namedDir{stores[i].Dir, info})
+		}
+	}
+}
+
+// otherNames returns the names under which a held directory was listed, but for its own. A
+// directory that is not there is none of them; of one that cannot be looked at, nobody knows.
+func (h *holdBook) otherNames(store string) (names []string, err error) {
+	info, err := os.Stat(store)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range h.dirs {
+		if d.name != store && os.SameFile(d.info, info) {
+			names = append(names, d.name)
+		}
+	}
+	return names, nil
 }
 
 // List reads them anew each time: a person may say hold while gc waits.
@@ -183,9 +229,26 @@ func (h *holdBook) List() ([]verdict.Hold, error) {
 	}
 	boot := h.now().Boot
 	out := make([]verdict.Hold, 0, len(list))
+	others := map[string][]string{} // by store, each asked once
 	for _, e := range list {
-		if e.Counts(boot) {
-			out = append(out, e.Verdict())
+		if !e.Counts(boot) {
+			continue
+		}
+		v := e.Verdict()
+		out = append(out, v)
+		if v.Store == "" {
+			continue
+		}
+		names, asked := others[v.Store]
+		if !asked {
+			if names, err = h.otherNames(v.Store); err != nil {
+				return nil, err
+			}
+			others[v.Store] = names
+		}
+		for _, name := range names {
+			v.Store = name
+			out = append(out, v)
 		}
 	}
 	return out, nil

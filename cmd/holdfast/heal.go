@@ -232,6 +232,11 @@ func (r *sweepRun) response(p *wire.HealResponse, store string) {
 	if wait > 0 {
 		withheld("the first suspect is due in " + seconds(wait))
 	}
+	if !slices.ContainsFunc(r.audit.Case.Snapshots, func(s claim.Snapshot) bool {
+		return slices.ContainsFunc(s.Stores, func(st claim.Store) bool { return st.Dir == store })
+	}) {
+		withheld(store + " was not listed by that name: is it a link, or listed by another name?")
+	}
 	for _, dir := range unlisted(r.audit) {
 		withheld(dir + " could not be listed")
 	}

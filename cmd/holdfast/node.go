@@ -138,7 +138,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	n.proc = proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})
 	n.engine = &sweep.Engine{
 		Inventories:  []sweep.Inventory{cache, lnk},
-		Reservations: reservations{hl},
+		Reservations: reservations{hl, n.holds},
 		// Whoever says where to look wants nothing else looked at.
 		Follow: len(o.dataDirs)+len(o.confDirs) == 0,
 		Witnesses: []sweep.Witness{

@@ -164,15 +164,16 @@ type Audit struct {
 func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error) {
 	start := e.Clock()
 	a := &Audit{Case: verdict.Case{Policy: policy}}
-	if a.Case.Policy.Holds, a.Unheld = e.Holds.List(); a.Unheld != nil {
-		a.Case.Policy.Unheld = a.Unheld.Error()
-	}
 	// What is remembered is read meanwhile: it says nothing of what there is now.
 	var memErr error
 	load := e.beside()
 	load.do(func() { a.Case.Memory, memErr = e.Memory.Load() })
 	a.Case.Snapshots = e.list(ctx)
 	load.wg.Wait()
+	// After the listing, which tells the names of the directories that are held.
+	if a.Case.Policy.Holds, a.Unheld = e.Holds.List(); a.Unheld != nil {
+		a.Case.Policy.Unheld = a.Unheld.Error()
+	}
 	a.answers = e.ask(ctx, false, func(int) bool { return true })
 	a.Case.Testimonies = slices.Concat(a.answers...)
 	a.Case.Now = e.Clock()

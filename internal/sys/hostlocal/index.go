@@ -49,6 +49,9 @@ func keyOfContent(content []byte) (k ownerKey) {
 type indexHead struct {
 	dir   fsys.Key
 	mtime int64 // of the directory when the index was written, ns
+	// ctime likewise. Whoever sets the modification time back, as a restored backup does,
+	// cannot set this one.
+	ctime int64
 	boot  string
 	// distrust is since when, on CLOCK_MONOTONIC, candidates are compared with the
 	// kernel (I11); 0 = they need not.
@@ -68,6 +71,7 @@ func (h *indexHead) marshal() []byte {
 	copy(b[32:72], h.boot)
 	le.PutUint64(b[72:], uint64(h.distrust))
 	le.PutUint32(b[80:], uint32(h.entries))
+	le.PutUint64(b[84:], uint64(h.ctime))
 	le.PutUint32(b[indexHeader-4:], crcOf(b[:indexHeader-4]))
 	return b
 }
@@ -88,6 +92,7 @@ func parseIndexHead(b []byte) (h indexHead, ok bool) {
 	h.boot = string(boot)
 	h.distrust = time.Duration(le.Uint64(b[72:]))
 	h.entries = int(le.Uint32(b[80:]))
+	h.ctime = int64(le.Uint64(b[84:]))
 	return h, h.entries <= maxIndex && h.distrust >= 0
 }
 

@@ -123,6 +123,25 @@ func TestIndexDamaged(t *testing.T) {
 	}
 }
 
+// TestModificationTimeSetBack: a backup that is restored, or rsync, sets the directory's
+// modification time back to what the index knows, over names that it does not know.
+func TestModificationTimeSetBack(t *testing.T) {
+	y, _ := indexed(t)
+	p := y.disk.Process()
+	defer p.Kill()
+	fd, err := p.Openat(unix.AT_FDCWD, memStore, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	y.must(err)
+	st, err := p.Fstat(fd)
+	y.must(err)
+	y.foreign("10.0.0.7", "restored")
+	y.must(p.Utimes(fd, st.Atime, st.Mtime))
+	y.must(y.del(p, "restored"))
+	if there, _ := y.files(); there["10.0.0.7"] != "" {
+		t.Error("DEL succeeded and the reservation is there")
+	}
+	y.known("after DEL")
+}
+
 // TestIndexLies: entries that are not true, below a header that is, which nothing of ours
 // writes. An address is handed out once all the same, nothing of another's is removed, and
 // what is taken is known to who reads anew.

@@ -49,7 +49,7 @@ func (s *Store) counts(x *index) bool {
 		return false
 	}
 	st, err := s.fs.Fstat(s.dirfd)
-	return err == nil && st.Mtime == x.head.mtime
+	return err == nil && st.Mtime == x.head.mtime && st.Ctime == x.head.ctime
 }
 
 // scanned returns an index that fits the directory: x, or one that is read anew with the
@@ -72,7 +72,7 @@ func (s *Store) scanned(x *index, tries int) (*index, error) {
 		if tries == 1 || !settled(before.Mtime, now) {
 			break
 		}
-		x.head.mtime = before.Mtime
+		x.head.mtime, x.head.ctime = before.Mtime, before.Ctime
 	}
 	return x, nil
 }

@@ -608,7 +608,7 @@ func (tx *Tx) leave() {
 	if st, err = s.fs.Fstat(s.dirfd); err != nil || st.Mtime != mark {
 		return
 	}
-	tx.x.head.mtime = mark
+	tx.x.head.mtime, tx.x.head.ctime = mark, st.Ctime
 	if tx.stale {
 		tx.x.head.mtime = 0
 	}
