@@ -108,7 +108,7 @@ func newSnapshot(cfg Config) (*snapshot, error) {
 		at: new(progress), hangs: new(hangs), foreignNS: map[uint64]bool{}, others: map[uint64]string{}, stuck: map[stuckPath]bool{}, deaf: map[int]bool{},
 	}
 	var err error
-	if s.mark, err = unix.MemfdCreate(markName, unix.MFD_CLOEXEC); err != nil {
+	if s.mark, err = makeMark(); err != nil {
 		return s, &Error{Op: "create", Object: "a file in memory", Err: err}
 	}
 	if s.proc, err = openat(unix.AT_FDCWD, cfg.Proc, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
@@ -187,6 +187,16 @@ func (s *snapshot) failed(op string, pid int, what string, err error) error {
 
 // markName names the file in memory that is open in a process while it takes a snapshot.
 const markName = "holdfast-snapshot"
+
+// makeMark opens the mark. Not to be executable is asked for, since Linux 6.3 to 6.5 refuse
+// all else with vm.memfd_noexec=2; kernels before do not know the flag.
+func makeMark() (int, error) {
+	fd, err := unix.MemfdCreate(markName, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL {
+		fd, err = unix.MemfdCreate(markName, unix.MFD_CLOEXEC)
+	}
+	return fd, err
+}
 
 // ours reports whether a process takes a snapshot, or runs the same executable as we do.
 // A snapshot holds and enters every namespace for a moment, which is no use of them:
