@@ -2,13 +2,18 @@ package sim
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/fsys/memfs"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
 // file is a reservation as upstream, or an undo, left it.
@@ -54,6 +59,9 @@ type run struct {
 	listed int // seq of the world when the stores were listed
 	// unheard are the required witnesses that have not testified wholly since then.
 	unheard int
+	// before are those that testified before that; blind: the kernel witness did without vantage.
+	before  int
+	blind   bool
 	pend    []pending
 	dirty   bool // the world interfered, so that nothing is to be expected
 	outer   *run // in the middle of which this one is run
@@ -189,7 +197,7 @@ func (w *World) removed(r *run, f *file) {
 		w.violate("I7", "%s was released, though it came after the listing that it was judged by", f.path)
 	}
 	if duties.Silence && r.unheard != 0 {
-		w.violate("I5", "%s was released on a pass where witnesses %04b had not testified wholly since the listing", f.path, r.unheard)
+		w.unheard(r, f)
 	}
 	if duties.Gates {
 		w.checkGates(r, f)
@@ -234,6 +242,40 @@ func (w *World) ward(f *file) *container {
 	return nil
 }
 
+// unheard: something was released though some witness had not testified wholly after the
+// listing. Which invariant that breaks is a question of why.
+func (w *World) unheard(r *run, f *file) {
+	switch {
+	case r.blind && r.unheard == witnessBit(claim.WitnessKernel):
+		w.violate("I13", "%s was released without vantage", f.path)
+	case r.unheard&^r.before == 0:
+		w.violate("I6", "%s was released on the word of witnesses %04b, asked before the listing", f.path, r.unheard)
+	default:
+		w.violate("I5", "%s was released on a pass where witnesses %04b had not testified wholly since the listing", f.path, r.unheard)
+	}
+}
+
+// replay is I10: the saved document judged again gives the same verdicts.
+func replay(saved []byte) error {
+	var doc api.Audit
+	if err := json.Unmarshal(saved, &doc); err != nil {
+		return fmt.Errorf("the saved audit cannot be read: %w", err)
+	}
+	again, err := json.Marshal(report.Audit(doc.Evidence, verdict.Judge(doc.Evidence), report.Meta{}))
+	if err != nil {
+		return err
+	}
+	if saved = took(saved, doc.Took); !bytes.Equal(saved, took(again, "0s")) {
+		return fmt.Errorf("the saved audit gives another document\n%s\n%s", saved, again)
+	}
+	return nil
+}
+
+// took leaves out how long the look took, which no evidence holds.
+func took(doc []byte, d string) []byte {
+	return bytes.Replace(doc, []byte(`"took":"`+d+`"`), nil, 1)
+}
+
 // shown reports whether some witness shows what addresses a running container has: of what is
 // not in the kernel only its runtime can tell, if there ever was an answer.
 func (w *World) shown(c *container) bool {
@@ -255,6 +297,11 @@ func (w *World) finish(r *run, rep Report, alive bool) {
 	}
 	if r.cmd.Verb == Undo {
 		w.undone(r, rep)
+	}
+	if alive && rep.Saved != nil {
+		if err := replay(rep.Saved); err != nil {
+			w.violate("I10", "%v", err)
+		}
 	}
 	if w.fail != nil || !duties.Journals {
 		return

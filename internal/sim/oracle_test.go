@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
@@ -122,12 +123,25 @@ func TestOracleCanFail(t *testing.T) {
 		{"loses what it released", "add 0\n leak 0\n gc\n wait 4\n gc\n audit\n sync\n power 0 1", "I3", emptyQuarantine()},
 		{"quarantine and journal differ", "add 0\n leak 0\n gc\n wait 4\n gc\n audit\n quiesce", "I4", emptyQuarantine()},
 		{"asks nobody", "add 0\n leak 0\n gc", "I5", liar{Duties{Silence: true}, func(n *Node) error { return removeAll(n, n.List().Resources) }, nil}},
-		{"asks before it lists", "add 0\n leak 0\n gc", "I5", liar{Duties{Silence: true}, func(n *Node) error {
+		{"asks before it lists", "add 0\n leak 0\n gc", "I6", liar{Duties{Silence: true}, func(n *Node) error {
 			listAndAsk(n)
 			return removeAll(n, n.List().Resources)
 		}, nil}},
 		{"does not hear silence", "add 0\n leak 0\n rt 0 1\n gc", "I5", liar{Duties{Silence: true}, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
-		{"does not mind its vantage", "add 0\n leak 0\n witness 0 2\n gc", "I5", liar{Duties{Silence: true}, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
+		{"asks half before it lists", "add 0\n leak 0\n gc", "I6", liar{Duties{Silence: true}, func(n *Node) error {
+			n.Kernel()
+			list := n.List().Resources
+			n.Runtimes(nil, true)
+			if _, err := n.Boot(); err != nil {
+				return err
+			}
+			return removeAll(n, list)
+		}, nil}},
+		{"does not see the host", "add 0\n leak 0\n witness 0 4\n gc", "I5", liar{Duties{Silence: true}, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
+		{"saves another verdict", "add 0\n audit", "I10", forger{NewHoldfast(), "InUse", "Leaked"}},
+		{"saves other evidence", "add 0\n leak 0\n gc", "I10", forger{NewHoldfast(), `"state":"complete"`, `"state":"silent"`}},
+		{"saves what nobody can read", "audit", "I10", forger{NewHoldfast(), "{", "["}},
+		{"does not mind its vantage", "add 0\n leak 0\n witness 0 2\n gc", "I13", liar{Duties{Silence: true}, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
 		{"releases what a person wrote", "add 0\n leak 0\n plant 0 5 1\n gc", "I5", liar{Duties{Journals: true}, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
 		{"releases by name", "config small=1\n add 0\n add 1\n add 2\n add 3\n add 4\n add 6\n leak 0\n @ask:2 del 5\n @ask:2 add 7\n @ask:2 leak 7\n gc", "I7", Policy(func(n *Node) error { return removeAll(n, listAndAsk(n)[:1]) })},
 		{"releases half of an attachment", "config dual=1\n add 0\n leak 0\n gc", "I3", liar{all, func(n *Node) error { return n.Remove(listAndAsk(n)[0].Path) }, nil}},
@@ -184,6 +198,19 @@ func TestOracleCanFail(t *testing.T) {
 			}
 		})
 	}
+}
+
+// forger is the product with something else in each saved document.
+type forger struct {
+	*Holdfast
+	was, is string
+}
+
+func (f forger) Do(n *Node, c Command) Report {
+	f.replay = 1
+	r := f.Holdfast.Do(n, c)
+	r.Saved = bytes.ReplaceAll(r.Saved, []byte(f.was), []byte(f.is))
+	return r
 }
 
 // undoes is the product with an undo that only says something.

@@ -68,6 +68,9 @@ type Report struct {
 	Undone []string
 	// Remembered: what it saw counts for later commands.
 	Remembered bool
+	// Saved is what "audit -o json" would save of the look, of some looks only: judged again it
+	// must say the same (I10).
+	Saved []byte
 	// Verdicts by path, for the expectations of scripts.
 	Verdicts map[string]verdict.Verdict
 }
@@ -97,7 +100,9 @@ func (n *Node) List() claim.Snapshot {
 // listing notes that the stores are about to be listed: what comes later cannot be judged
 // by that (I7).
 func (n *Node) listing() {
-	n.r.listed, n.r.unheard = n.w.seq, n.w.witnesses()
+	all := n.w.witnesses()
+	n.r.before |= all &^ n.r.unheard
+	n.r.listed, n.r.unheard, n.r.blind = n.w.seq, all, false
 	if n.w.subject.Duties().Gates {
 		n.w.mark(n.r)
 	}
@@ -163,6 +168,9 @@ func (n *Node) heard(list ...claim.Testimony) {
 		ok := t.State == claim.StateComplete
 		if t.Witness == claim.WitnessKernel && n.w.mode.half() {
 			ok = false
+		}
+		if t.Kernel != nil {
+			n.r.blind = n.w.mode.half() && n.w.mode.kernel != noHost
 		}
 		n.w.hear(n.r, told{t.Asked.Mono, t}, ok)
 	}
