@@ -363,20 +363,15 @@ func (in interleaving) clear(ctx context.Context, l *ledger) error {
 
 func TestInterleaved(t *testing.T) {
 	up, our := upstream(), ours()
-	type part struct {
+	for _, p := range []struct {
 		name string
 		in   interleaving
-	}
-	parts := []part{{"host-local, both killed", interleaving{programs: [2]Plugin{up, up}, kill: [2]bool{true, true}}}}
-	if !our.upstream() {
-		parts = []part{
-			{"ours, both killed", interleaving{programs: [2]Plugin{our, our}, kill: [2]bool{true, true}}},
-			// What is empty here is ours.
-			{"ours and host-local, ours killed", interleaving{programs: [2]Plugin{up, our}, kill: [2]bool{false, true}}},
-			{"ours and host-local, both killed", interleaving{programs: [2]Plugin{up, our}, kill: [2]bool{true, true}}},
-		}
-	}
-	for _, p := range parts {
+	}{
+		{"ours, both killed", interleaving{programs: [2]Plugin{our, our}, kill: [2]bool{true, true}}},
+		// What is empty here is ours.
+		{"ours and host-local, ours killed", interleaving{programs: [2]Plugin{up, our}, kill: [2]bool{false, true}}},
+		{"ours and host-local, both killed", interleaving{programs: [2]Plugin{up, our}, kill: [2]bool{true, true}}},
+	} {
 		t.Run(p.name, func(t *testing.T) {
 			p.in.dataDir, p.in.seed, p.in.ops = t.TempDir(), *seedFlag, *interleavedFlag
 			got, err := p.in.run(t.Context())

@@ -19,8 +19,7 @@ import (
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
 )
 
-// oursPackage is built and put through everything. Empty: there is no such program
-// yet, and host-local is compared with itself.
+// oursPackage is built and put through everything.
 const oursPackage = "github.com/holdfast-cni/holdfast/cmd/holdfast-ipam"
 
 // The variables that name the programs; TestMain sets what is not set. With oursEnv
@@ -77,7 +76,7 @@ func provide(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if oursPackage == "" || os.Getenv(oursEnv) != "" {
+	if os.Getenv(oursEnv) != "" {
 		return nil
 	}
 	root, err := prebuilt.FindRoot(wd)
@@ -103,21 +102,10 @@ func (p Plugin) upstream() bool { return p.Type == upstreamType }
 
 func upstream() Plugin { return Plugin{Path: os.Getenv(upstreamEnv), Type: upstreamType} }
 
-// ours is the program under development, or host-local as long as there is none.
-func ours() Plugin {
-	if bin := os.Getenv(oursEnv); bin != "" {
-		return Plugin{Path: bin, Type: oursType}
-	}
-	return upstream()
-}
+func ours() Plugin { return Plugin{Path: os.Getenv(oursEnv), Type: oursType} }
 
 // programs returns every program that has to keep the contract.
-func programs() []Plugin {
-	if o := ours(); !o.upstream() {
-		return []Plugin{upstream(), o}
-	}
-	return []Plugin{upstream()}
-}
+func programs() []Plugin { return []Plugin{upstream(), ours()} }
 
 // call is one run of a plugin.
 type call struct {
