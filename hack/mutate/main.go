@@ -13,6 +13,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -125,6 +126,9 @@ func mutate(ctx context.Context, o options, list []mutation, out io.Writer) erro
 				results[i] = b.tests(ctx, i, m)
 			} else {
 				results[i] = b.simulate(ctx, i, o.seeds)
+			}
+			if o.explore && i > 0 {
+				fmt.Fprintf(os.Stderr, "%s: %s: %s %d\n", list[i-1].Gate, list[i-1].What, cmp.Or(results[i].by, "nothing"), results[i].seeds)
 			}
 			return nil
 		})

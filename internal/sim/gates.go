@@ -173,7 +173,7 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 // judge is the moment at which a process has decided what is to go. What does not pass
 // gate 2 is noted with the reason.
 func (w *World) judge(r *run) {
-	r.judged, r.unasked = true, w.witnesses()
+	r.judged, r.unasked, r.unjudged = true, w.witnesses(), r.unheard
 	r.early = map[string]string{}
 	for p, f := range w.ledger.files {
 		if why := w.early(r, f); why != "" {
@@ -210,11 +210,14 @@ func (w *World) bootProven(s *seen) bool {
 	return slices.ContainsFunc(s.boots, func(b int) bool { return b < w.bootN && w.knownBoots[b] })
 }
 
-// checkGates holds a release against gates 2, 3 and 9.
+// checkGates holds a release against gates 1, 2, 3 and 9.
 func (w *World) checkGates(r *run, f *file) {
 	if !r.judged {
 		w.violate("G3", "%s was released before anything was judged", f.path)
 		return
+	}
+	if r.unjudged != 0 {
+		w.violate("G1", "%s was released, and witnesses %04b had not testified since the listing when it was judged", f.path, r.unjudged)
 	}
 	if why := r.early[f.path]; why != "" {
 		w.violate("G2", "%s was released, though %s", f.path, why)

@@ -68,13 +68,14 @@ type run struct {
 	removed []*file
 
 	// For the gates: what it was told last, by witness, and when it had decided.
-	told    [4]told
-	judged  bool
-	unasked int // required witnesses that were not asked since
-	early   map[string]string
-	alive   []*seen // of which it was told that they are alive
-	faulty  bool    // something was wrong with the disk, so that it may not remember
-	locks   int
+	told     [4]told
+	judged   bool
+	unasked  int // required witnesses that were not asked since
+	unjudged int // that had not testified since the listing by then
+	early    map[string]string
+	alive    []*seen // of which it was told that they are alive
+	faulty   bool    // something was wrong with the disk, so that it may not remember
+	locks    int
 	// reserved are the files of each store, capped those that went and count.
 	reserved map[string]int
 	capped   []*file

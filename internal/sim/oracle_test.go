@@ -146,6 +146,12 @@ func TestOracleCanFail(t *testing.T) {
 		{"releases by name", "config small=1\n add 0\n add 1\n add 2\n add 3\n add 4\n add 6\n leak 0\n @ask:2 del 5\n @ask:2 add 7\n @ask:2 leak 7\n gc", "I7", Policy(func(n *Node) error { return removeAll(n, listAndAsk(n)[:1]) })},
 		{"releases half of an attachment", "config dual=1\n add 0\n leak 0\n gc", "I3", liar{all, func(n *Node) error { return n.Remove(listAndAsk(n)[0].Path) }, nil}},
 		{"address first", "add 0\n crash 0\n forget 0\n gc", "I8", liar{all, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
+		{"judges by what it heard before it listed", "add 0\n leak 0\n gc\n wait 4\n gc", "G1", second(func(n *Node, _ []claim.Resource) error {
+			list := n.List().Resources
+			n.Judged()
+			askAll(n)
+			return removeAll(n, list)
+		})},
 		{"one sighting", "add 0\n leak 0\n gc", "G2", gated(func(n *Node, list []claim.Resource) error {
 			n.Judged()
 			listAndAsk(n)

@@ -166,7 +166,7 @@ func (w *World) quiesce() {
 		return
 	}
 	w.pend = nil
-	w.mode, w.clockOff = modes{}, false
+	w.mode = modes{}
 	w.setDisk(0)
 	for _, r := range w.rts {
 		r.mode = rtOK

@@ -138,7 +138,7 @@ func (n *Node) Boot() (string, error) {
 	}
 	t := told{n.w.mono, claim.Testimony{Witness: claim.WitnessBoot}}
 	id, err := n.w.askBoot()
-	n.w.hear(n.r, t, err == nil)
+	n.w.hear(n.r, t, err == nil && id == n.w.boot())
 	return id, err
 }
 

@@ -118,10 +118,9 @@ type World struct {
 	locks   map[string]int // store -> descriptor of a lock that upstream holds
 	rng     *rand.Rand     // what the power leaves; the same for one script
 
-	bootN    int
-	mono     time.Duration
-	wall     time.Time
-	clockOff bool
+	bootN int
+	mono  time.Duration
+	wall  time.Time
 
 	slots      [nSlots]*container
 	attempts   [nSlots]int
@@ -224,7 +223,7 @@ func (w *World) now() claim.Instant {
 	w.mono += time.Microsecond
 	w.wall = w.wall.Add(time.Microsecond)
 	boot := w.boot()
-	if w.clockOff {
+	if w.mode.boot == noBoot {
 		boot = ""
 	}
 	return claim.Instant{Boot: boot, Mono: w.mono, Wall: w.wall}
