@@ -81,7 +81,15 @@ func (w *World) hear(r *run, t told, ok bool) {
 	if ok && t.Witness == claim.WitnessBoot {
 		w.knownBoots[w.bootN] = true
 	}
-	if r.unheard == 0 && w.subject.Duties().Gates {
+	if !w.subject.Duties().Gates {
+		return
+	}
+	for _, f := range w.ledger.files {
+		if f.seq > r.listed {
+			w.markFile(f) // the listing may have come to it after that
+		}
+	}
+	if r.unheard == 0 {
 		w.sighting(r)
 	}
 }
@@ -92,9 +100,6 @@ func (w *World) sighting(r *run) {
 		r.alive = r.alive[:0]
 	}
 	for _, f := range w.ledger.files {
-		if f.seq > r.listed {
-			w.markFile(f) // the listing may have come to it after that
-		}
 		s := w.seen[f.mark]
 		if s == nil {
 			continue

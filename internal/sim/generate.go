@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 )
 
 // Result is one run.
@@ -80,11 +81,42 @@ type generator struct {
 	r     *rand.Rand
 	w     *World
 	total int
+	story []Op // what is left of one
+}
+
+// stories are what chance alone makes too rarely: each is about a gate. S is a slot, T
+// another one.
+var stories = [...]string{
+	// Absent, born, and dead again within the grace (gate 2).
+	"begin S 0 8\n gc\n wait 3\n finish S\n audit\n wait 2\n leak S\n gc",
+	// Held by an idle namespace, then by none; and the other way round.
+	"add S 0 0\n crash S\n forget S\n audit\n wait 4\n rmnetns S\n gc",
+	"add S 0 0\n crash S\n forget S\n gc\n wait 6\n gc",
+	// A leak, and what can come between the last look and the move (gates 3 and 5).
+	"add S 0 0\n leak S\n gc\n wait 4\n @lock:1 again 0 T 6\n gc",
+	"add S 0 0\n leak S\n gc\n wait 4\n @lock:1 wait 1\n gc",
+	"begin S 0 8\n gc\n wait 3\n wait 2\n @ask:5 finish S\n gc",
+	"add S 0 0\n leak S\n gc\n wait 4\n @lock:1 keep S\n gc",
+	// NotReady: for how long, and with whom.
+	"add S 0 0\n crash S\n rmnetns S\n gc\n wait 4\n gc",
+	"add S 0 0\n crash S\n rmnetns S\n gc\n wait 4\n add S 0 0\n gc",
+	// The history of boots is lost, or not to be had.
+	"add S 0 0\n audit\n unlearn\n reboot 0\n gc",
+	"add S 0 0\n leak S\n audit\n witness 2 3\n audit\n speak\n gc",
+	"add S 0 0\n leak S\n audit\n witness 2 3\n gc",
 }
 
 // next picks an operation that would do something; one in seven happens in the middle of
 // the next command.
 func (g *generator) next() Op {
+	switch {
+	case len(g.story) > 0 && g.r.IntN(3) > 0:
+		o := g.story[0]
+		g.story = g.story[1:]
+		return o
+	case len(g.story) == 0 && g.r.IntN(24) == 0:
+		g.story = g.tell(stories[g.r.IntN(len(stories))])
+	}
 	for range 8 {
 		d := g.pick()
 		o := Op{Name: d.name}
@@ -107,6 +139,16 @@ func (g *generator) next() Op {
 		}
 	}
 	return Op{Name: "gc"}
+}
+
+// tell gives the places of a story numbers.
+func (g *generator) tell(story string) Script {
+	slot := g.r.IntN(nSlots)
+	s, err := ParseScript(strings.NewReplacer(" S", fmt.Sprint(" ", slot), " T", fmt.Sprint(" ", (slot+1)%nSlots)).Replace(story))
+	if err != nil {
+		panic(err) // a story is no input
+	}
+	return s
 }
 
 // aim chooses for "again" an attempt whose reservation is left, most of the time, since

@@ -129,7 +129,14 @@ func ops() []opDef {
 			return true
 		}},
 		{"witness", []int{3, nModes}, 3, true, nil, func(w *World, a [3]int) bool {
-			*[]*int{&w.mode.kernel, &w.mode.process, &w.mode.boot}[a[0]] = a[1]
+			switch a[0] {
+			case 0:
+				w.mode.kernel = a[1]
+			case 1:
+				w.mode.process = a[1] % (silent + 1)
+			default:
+				w.mode.boot = a[1] % (otherBoot + 1)
+			}
 			return true
 		}},
 		{"speak", nil, 6, true, func(w *World, _ [3]int) bool { return w.mode != modes{} || w.rts[0].mode+w.rts[1].mode > 0 }, func(w *World, _ [3]int) bool {

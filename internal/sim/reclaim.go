@@ -34,14 +34,14 @@ func (w *World) leaks() []*file {
 			continue
 		}
 		stay = append(stay, f)
-		if all && f.c != nil {
-			whole[f.c.id] = true
+		if id := f.owner(); all && id != "" {
+			whole[id] = true
 		}
 	}
 	for n := -1; n != len(rest); {
 		n = len(rest)
 		rest = slices.DeleteFunc(rest, func(f *file) bool {
-			along := f.c != nil && whole[f.c.id] || slices.ContainsFunc(stay, func(g *file) bool { return w.goTogether(f, g) })
+			along := whole[f.owner()] || slices.ContainsFunc(stay, func(g *file) bool { return w.goTogether(f, g) })
 			if along {
 				stay = append(stay, f)
 			}
@@ -49,6 +49,18 @@ func (w *World) leaks() []*file {
 		})
 	}
 	return rest
+}
+
+// owner is the ID that a file belongs to, "" for none; with nobody's that we know, the one
+// that it names.
+func (f *file) owner() string {
+	if f.c != nil {
+		return f.c.id
+	}
+	if o := claim.ParseOwner(f.content); o.Shape == claim.ShapeContainer {
+		return o.ID
+	}
+	return ""
 }
 
 // staysItself says why a file may stay, whatever becomes of the others; all: and with it all
