@@ -27,6 +27,7 @@ func TestDeadTenantOfAnother(t *testing.T) {
 		{"a plugin of B", func(n *node) { n.proc(idB, "cni", 1) }, 2 * orphanGrace, Conflict, false},
 		{"B Ready", func(n *node) { n.box(idB, "b", true) }, 2 * orphanGrace, Conflict, false},
 		{"B NotReady", func(n *node) { n.box(idB, "b", false) }, 2 * orphanGrace, Conflict, false},
+		{"B valid", func(n *node) { n.policy.Valid = []claim.Attachment{{ContainerID: idB, Network: "other"}} }, 2 * orphanGrace, Conflict, false},
 		{"a second tenant that lives", func(n *node) {
 			n.cache(idAA, cniMount)
 			n.proc(idAA, "shim", 1)

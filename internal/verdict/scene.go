@@ -489,9 +489,10 @@ func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 func (s *scene) used(n *claim.Netns) bool { return n.Host || n.Used() || s.occupied[n.ID] }
 
 // living reports whether anything says that a container is alive: a process, a runtime
-// that lists it in whatever state, a namespace of its own in use.
+// that lists it in whatever state or calls an attachment of it valid, a namespace of its own
+// in use.
 func (s *scene) living(id string) bool {
-	return len(s.hits[id]) > 0 || len(s.sandboxes[id]) > 0 ||
+	return len(s.hits[id]) > 0 || len(s.sandboxes[id]) > 0 || len(s.valid[id]) > 0 ||
 		slices.ContainsFunc(s.homes[id], s.used)
 }
 
