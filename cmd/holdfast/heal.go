@@ -41,7 +41,8 @@ What holdfast-ipam reserved carries a stamp that proves its age, its boot and it
 namespace. So no second sighting is needed: what every witness says is absent goes
 if it is older than --grace, or of an earlier boot, or older than --pressure-grace and made for
 a network namespace that is gone. What host-local reserved has no stamp and waits as it
-does for gc. Cache files and side resources are left for the next gc.
+does for gc. Port mappings and firewall rules go before their address; other side resources and
+cache files are left for the next gc.
 
 With --request it reads a HealRequest (one line of JSON) and answers with a HealResponse on
 standard output, whatever happens: {"apiVersion": "holdfast.dev/v1alpha1", "kind":
@@ -151,10 +152,16 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 	}
 	o := a.opts
 	store := filepath.Join(q.DataDir, q.Network)
+	going := map[string]bool{} // containers
+	for i := range r.audit.Judgement.Findings {
+		if f := &r.audit.Judgement.Findings[i]; f.Releasable && f.Resource.Kind == claim.KindReservation {
+			going[f.Resource.Owner.ID] = true
+		}
+	}
 	r.plan = plan.Make(r.audit.Judgement, plan.Options{
-		MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: true,
+		MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: o.noDel,
 		Skip: func(res *claim.Resource) string {
-			if res.Kind != claim.KindReservation {
+			if res.Kind != claim.KindReservation && !(going[res.Owner.ID] && leadsTo(res)) {
 				return "left for the next gc"
 			}
 			return r.skip(res)
@@ -167,6 +174,13 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 	}
 	r.response(p, store)
 	return r.err
+}
+
+// leadsTo reports whether a cache entry is of plugins that made rules for the address, such as
+// of a port of the node: they go before somebody else gets it (I8). What others left is only
+// litter.
+func leadsTo(res *claim.Resource) bool {
+	return res.Cache != nil && (slices.Contains(res.Cache.Plugins, "portmap") || slices.Contains(res.Cache.Plugins, "firewall"))
 }
 
 // openWaiting is openNode for releases that waits for another reaper, for half of the time
@@ -198,7 +212,9 @@ func (r *sweepRun) response(p *wire.HealResponse, store string) {
 	for _, res := range r.results {
 		for _, rel := range res.Released {
 			gone[rel.Finding.Resource.Path] = true
-			p.Released++
+			if rel.Finding.Resource.Kind == claim.KindReservation {
+				p.Released++
+			}
 		}
 		for _, f := range res.Reprieved {
 			withheld("no longer certain when the witnesses were asked again: " + f.Now.Why)
