@@ -37,6 +37,7 @@ func (w *World) begin(slot int, k kind, nets int, reuse, visible bool) *containe
 	w.slots[slot] = c
 	w.all = append(w.all, c)
 	w.traces = append(w.traces, c)
+	c.ours = w.cfg.IPAM == 1 || w.cfg.IPAM == 2 && c.n%2 == 0
 	c.todo = w.planAdd(c)
 	w.pods.created(w, c)
 	return c
@@ -88,6 +89,7 @@ func (w *World) abort(c *container) {
 		return
 	}
 	c.adding, c.visible, c.todo = false, false, nil
+	c.endPlugin()
 	w.unlockOf(c)
 }
 

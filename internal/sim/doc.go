@@ -27,5 +27,5 @@
 //
 // What the drivers of kernel, processes and runtimes read of a real node (they have
 // their own tests against real ones); plugins (CNI DEL) and veths; concurrency within
-// one process. Allocators other than host-local.
+// one process. Allocators other than host-local and ours.
 package sim

@@ -114,9 +114,16 @@ func (w *World) sighting(r *run) {
 	}
 }
 
+// within: whoever says so now also said it then. Of a runtime that did not list it at all
+// then, NotReady is no less.
 func within(now, then []string) bool {
-	return !slices.ContainsFunc(now, func(x string) bool { return !slices.Contains(then, x) })
+	return !slices.ContainsFunc(now, func(x string) bool {
+		return !slices.Contains(then, x) && !slices.Contains(then, strings.TrimPrefix(x, notReady))
+	})
 }
+
+// notReady begins what a runtime says that has it, NotReady.
+const notReady = "NotReady at "
 
 // says is what a process was last told of f: who says so, whether an absence by that takes
 // the longer grace, and whether somebody says alive. Where it is not plain it is taken for
@@ -170,7 +177,7 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 		}
 	}
 	if stale != "" {
-		who = append(who, "NotReady at "+stale)
+		who = append(who, notReady+stale)
 	}
 	return who, slow, false
 }
@@ -200,7 +207,7 @@ func (w *World) early(r *run, f *file) string {
 	switch d := w.mono - s.since; {
 	case alive:
 		return "it was said to be alive"
-	case w.bootProven(s):
+	case w.bootProven(s) || w.stampedBefore(f) || w.stampProves(r, f, slow):
 		return ""
 	case s.run != w.bootN:
 		return "nobody has seen it absent in this boot"
@@ -239,7 +246,7 @@ func (w *World) checkGates(r *run, f *file) {
 		w.violate("G3", "%s was released, though the last answers call it alive", f.path)
 	}
 	s, dir := w.seen[f.mark], filepath.Dir(f.path)
-	if r.cmd.Force || s == nil || w.bootProven(s) {
+	if r.cmd.Force || s == nil || w.bootProven(s) || w.stampedBefore(f) {
 		return
 	}
 	r.capped = append(r.capped, f)

@@ -267,4 +267,7 @@ func (s *Stats) Add(o Stats) {
 	s.Kills += o.Kills
 	s.Races += o.Races
 	s.Crashes += o.Crashes
+	s.Ours += o.Ours
+	s.Healed += o.Healed
+	s.Taken += o.Taken
 }

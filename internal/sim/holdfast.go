@@ -58,6 +58,9 @@ func (h *Holdfast) Do(n *Node, c Command) Report {
 		return p.gc(c.Force)
 	case Undo:
 		return p.undo()
+	case Heal:
+		p.heals = &c
+		return p.gc(c.Force)
 	case Hold:
 		return p.hold(c.Addr)
 	}
@@ -76,6 +79,8 @@ type process struct {
 	reapers []*hostlocal.Reaper
 	known   []string
 	saved   []byte // the document of the look, if it was saved
+	// heals is the request of a heal.
+	heals *Command
 	// unknown: which runtimes must be asked cannot be read.
 	unknown error
 }
@@ -131,9 +136,13 @@ func (p *process) close() {
 
 // policy is the default one; without a CRI runtime a person says so.
 func (p *process) policy() verdict.Policy {
-	return verdict.Policy{
+	pol := verdict.Policy{
 		Required: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, CRINone: !p.n.w.cfg.cri(), Grace: grace, OrphanGrace: orphanGrace,
 	}
+	if p.heals != nil {
+		p.heals.press(&pol)
+	}
+	return pol
 }
 
 func (p *process) reaper(dir string) error {
@@ -246,7 +255,11 @@ func (p *process) gc(force bool) Report {
 		return rep
 	}
 	rep.Refused = unsettled // so not all of it was done
-	pl := plan.Make(au.Judgement, plan.Options{MaxReleases: p.n.w.cfg.Cap, ForceOverCap: force, Skip: p.skip(au, busy)})
+	opt := plan.Options{MaxReleases: p.n.w.cfg.Cap, ForceOverCap: force, Skip: p.skip(au, busy)}
+	if p.heals != nil {
+		p.heals.healing(&opt)
+	}
+	pl := plan.Make(au.Judgement, opt)
 	rep.Remembered = len(busy) == 0
 	if len(pl.Groups) > 0 {
 		p.n.Judged()
@@ -256,6 +269,9 @@ func (p *process) gc(force bool) Report {
 		if len(res.Failed)+len(res.Reprieved) > 0 {
 			rep.Refused = errors.Join(rep.Refused, errNotAll)
 		}
+	}
+	if p.heals != nil {
+		return rep
 	}
 	_, err = p.journal.Compact(journal.Policy{Discard: p.vault.Discard}, p.n.Now())
 	rep.Refused = errors.Join(rep.Refused, err)

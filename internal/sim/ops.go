@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"bytes"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,6 +66,9 @@ type opDef struct {
 //	unlearn          the history of boots is removed
 //	kill             our process dies (in a command only)
 //	audit, gc F, undo, hold N I, unhold N I
+//	die S N K        an ADD in slot S on network N, by our allocator, is killed at its K-th file call
+//	heal N           an emergency sweep of the network, as ADDs of ours begin one
+//	cnigc N R        CNI's GC for the network, with what runtime R has
 //	quiesce          everything heals, time passes, and then I2 and I4 must hold
 func ops() []opDef {
 	return []opDef{
@@ -216,6 +221,12 @@ func ops() []opDef {
 			w.command(Command{Verb: Unhold, Addr: w.nets[a[0]].addr(0, a[1]).String()})
 			return true
 		}},
+		{"die", []int{nSlots, 2, 80}, 3, true, canBegin, (*World).die},
+		{"heal", []int{2}, 2, true, nil, func(w *World, a [3]int) bool {
+			w.command(Command{Verb: Heal, Network: w.nets[a[0]].name})
+			return true
+		}},
+		{"cnigc", []int{2, 3}, 2, true, nil, func(w *World, a [3]int) bool { w.cniGC(w.nets[a[0]], a[1]); return true }},
 		{"quiesce", nil, 0, false, nil, func(w *World, _ [3]int) bool { w.quiesce(); return true }},
 	}
 }
@@ -297,6 +308,7 @@ func (w *World) crashDisk(rng *rand.Rand) {
 	}
 	w.setDisk(0)
 	w.disk.Crash(rng)
+	w.checkDurable()
 	w.up = w.disk.Process()
 	w.mend()
 	clear(w.locks)
@@ -349,7 +361,7 @@ func (w *World) plant(n *network, i, what int) {
 func (w *World) overwrite(p string, c *container, content []byte) {
 	if w.put(p, content) == nil {
 		w.ledger.add(w, p, c, content).foreign = claim.ParseOwner(content).Shape == claim.ShapeForeign
-	} else if left, err := w.disk.ReadFile(p); err == nil {
+	} else if left, err := w.disk.ReadFile(p); err == nil && (w.ledger.files[p] == nil || !bytes.Equal(left, w.ledger.files[p].content)) {
 		w.ledger.add(w, p, c, left)
 	}
 }
@@ -400,9 +412,10 @@ func (w *World) again(a [3]int) bool {
 
 // spoil writes over the reservation of a container's first address, as a disk that was
 // full or a copy that was restored does (cases F5 and F12). What is cut to nothing is
-// still its own.
+// still its own. Not that of an ADD in flight: of one whose address no link shows nobody could
+// say that the empty file is its own.
 func (w *World) spoil(c *container, what int) {
-	if len(c.addrs) == 0 {
+	if len(c.addrs) == 0 || c.adding {
 		return
 	}
 	for _, p := range sortedKeys(w.ledger.files) {
@@ -432,6 +445,7 @@ func (w *World) rename(i int) {
 		n.stuck = false
 		w.unlock(n.dir())
 	}
+	w.rob(i)
 	if n.gen++; n.gen > 3 {
 		return
 	}
@@ -449,6 +463,7 @@ func (w *World) wipe(n *network) {
 			w.ledger.drop(n.dir() + "/" + name)
 		}
 	}
+	w.rob(slices.Index(w.nets[:], n))
 	w.seq++
 	w.wiped = w.seq
 }

@@ -27,6 +27,8 @@ type file struct {
 	boot       int  // of its release
 	run        *run // that released it
 	mark       mark // as it was listed last
+	ours       bool // by our allocator: never less than whole
+	acked      bool // and its ADD was acknowledged: never lost
 }
 
 // ledger is what the stores hold by all that upstream did. What differs from it was done
@@ -65,6 +67,7 @@ type run struct {
 	pend    []pending
 	dirty   bool // the world interfered, so that nothing is to be expected
 	outer   *run // in the middle of which this one is run
+	healthy bool // every witness speaks when it begins
 	removed []*file
 
 	// For the gates: what it was told last, by witness, and when it had decided.
@@ -355,7 +358,7 @@ func (w *World) checkWhole(r *run) {
 		}
 		for i := range w.nets {
 			p := cachePath(filepath.Base(dir), f.c.id, ifName(i))
-			if _, err := w.disk.Lstat(p); err == nil && !others && f.c.nets == 1<<i {
+			if _, err := w.disk.Lstat(p); err == nil && !others && f.c.nets == 1<<i && r.cmd.Verb != Heal { // which leaves it to the next gc
 				w.violate("I8", "%s was released, and its cache file stays: %s", f.path, p)
 			}
 		}

@@ -189,6 +189,14 @@ func TestOracleCanFail(t *testing.T) {
 			return nil
 		})},
 		{"two at a time", "add 0\n leak 0\n @ask:2 gc\n gc", "I9", liar{all, func(n *Node) error { return removeAll(n, listAndAsk(n)) }, nil}},
+		{"lets a network be full of the dead", full + "add 6 0 0", "full", liar{Duties{Reclaims: true}, func(*Node) error { return nil }, nil}},
+		{"heals by releasing all", "config small=1 ipam=1\n add 0\n heal 0", "I1", heals{NewHoldfast()}},
+		{"an allocator that never looks at the kernel", "config ipam=1\n add 0\n wipe 0\n add 1", "I11", badAllocator{NewHoldfast(), neverLooks}},
+		{"an allocator that never looks, after a rename", "config ipam=1\n add 0\n rename 0\n add 1", "I11", badAllocator{NewHoldfast(), neverLooks}},
+		{"an allocator that hands out what is taken", "config small=1 ipam=1\n add 0\n add 1\n add 2\n add 3\n add 4\n add 5\n add 6", "I11", badAllocator{NewHoldfast(), isKind}},
+		{"an allocator that does not sync the directory", "config ipam=1\n add 0\n power 0 1\n add 0\n power 0 2\n add 0\n power 0 3\n add 0\n power 0 4", "alloc", badAllocator{NewHoldfast(), neverSyncs}},
+		{"an allocator that writes in place", "config ipam=1\n add 0\n power 0 1\n add 0\n power 0 2\n add 0\n power 0 3", "alloc", badAllocator{NewHoldfast(), inPlace}},
+		{"an allocator whose DEL lies", "config ipam=1\n add 0\n stop 0", "alloc", badAllocator{NewHoldfast(), delLies}},
 	} {
 		t.Run(r.name, func(t *testing.T) {
 			s, err := ParseScript(r.script)
@@ -239,4 +247,25 @@ func emptyQuarantine() Subject {
 			_ = n.FS().Unlinkat(unix.AT_FDCWD, quarantineDir+"/"+name, 0)
 		}
 	}}
+}
+
+// full is a network whose range holds nothing but the dead.
+const full = "config small=1 ipam=1\n add 0\n add 1\n add 2\n add 3\n add 4\n add 5\n leak 0\n leak 1\n leak 2\n leak 3\n leak 4\n leak 5\n wait 4\n"
+
+// badAllocator is the product with an allocator that is not.
+type badAllocator struct {
+	*Holdfast
+	faults allocFault
+}
+
+func (b badAllocator) allocFaults() allocFault { return b.faults }
+
+// heals is the product with a healer that judges nothing.
+type heals struct{ *Holdfast }
+
+func (h heals) Do(n *Node, c Command) Report {
+	if c.Verb == Heal {
+		return Report{Refused: removeAll(n, listAndAsk(n))}
+	}
+	return h.Holdfast.Do(n, c)
 }

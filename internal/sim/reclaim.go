@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,7 +102,10 @@ func (w *World) goTogether(f, g *file) bool {
 	if filepath.Dir(f.path) == filepath.Dir(g.path) && bytes.Equal(f.content, g.content) && claim.ParseOwner(f.content).Shape == claim.ShapeContainer {
 		return true
 	}
-	return slices.ContainsFunc(w.namespacesOf(f), func(n *netns) bool { return n.has(g.addr) })
+	// By the cached result also where the link does not show it.
+	return slices.ContainsFunc(w.namespacesOf(f), func(n *netns) bool {
+		return n.has(g.addr) || slices.ContainsFunc(n.c.addrs, func(a netip.Addr) bool { return a.String() == g.addr })
+	})
 }
 
 // namespacesOf are those of the dead that must go with f: what has its address, and its own.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,6 +32,7 @@ func (w *World) command(c Command) {
 		w.observe(r.outer)
 		r.outer.dirty, r.dirty = true, true
 	}
+	r.healthy = w.mode == modes{api: w.mode.api} && w.rts[0].mode+w.rts[1].mode == 0 && len(r.pend) == 0 && w.listsBelieved()
 	w.run = r
 	for _, p := range r.pend {
 		if p.op.At != atAsk { // else no call is of interest
@@ -177,7 +179,7 @@ func (w *World) quiesce() {
 			w.unlock(n.dir())
 		}
 	}
-	for _, c := range w.traces {
+	for _, c := range slices.Clone(w.traces) { // an ADD may lead to a command, which forgets traces
 		if c.adding {
 			w.finishAdd(c)
 			w.abort(c)
@@ -306,6 +308,8 @@ func parseConfig(text string) (Config, error) {
 			c.Small = n != 0
 		case "follow":
 			c.Follow = n != 0
+		case "ipam":
+			c.IPAM = n % 3
 		case "cross":
 			c.Cross = n != 0
 		case "cap":
@@ -326,10 +330,15 @@ func (c Config) text() string {
 		}
 		return 0
 	}
-	return fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d cap=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime, c.Cap)
+	return fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d cap=%d ipam=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime, c.Cap, c.IPAM)
 }
 
 // randomConfig is a seed's node.
 func randomConfig(r *rand.Rand) Config {
-	return Config{Dual: r.IntN(4) == 0, Small: r.IntN(4) == 0, Follow: r.IntN(2) == 0, Cross: r.IntN(4) == 0, Runtime: []int{1, 1, 1, 2, 3, 4, 5, 7}[r.IntN(8)], Cap: []int{0, 3}[r.IntN(2)]}
+	c := Config{Dual: r.IntN(4) == 0, Small: r.IntN(4) == 0, Follow: r.IntN(2) == 0, Cross: r.IntN(4) == 0, Runtime: []int{1, 1, 1, 2, 3, 4, 5, 7}[r.IntN(8)], Cap: []int{0, 3}[r.IntN(2)]}
+	if r.IntN(2) == 0 {
+		c.IPAM = 1 + r.IntN(2)
+		c.Small = c.Small || r.IntN(2) == 0 // so that networks are full
+	}
+	return c
 }

@@ -51,6 +51,7 @@ const (
 	Undo   Verb = "undo" // the newest release
 	Hold   Verb = "hold" // Command.Addr
 	Unhold Verb = "unhold"
+	Heal   Verb = "heal" // Command.Network, Spare and Valid
 )
 
 // Command is one command line.
@@ -58,6 +59,9 @@ type Command struct {
 	Verb  Verb
 	Addr  string // of Hold and Unhold
 	Force bool   // of GC: over the cap
+	// Of Heal: the network, the container that is being added, and what a runtime has.
+	Network, Spare string
+	Valid          []claim.Attachment
 }
 
 // Report is what a command said. The zero value says nothing.

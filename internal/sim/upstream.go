@@ -34,12 +34,21 @@ const (
 	stepUnlock
 	stepAddr  // the address comes into the namespace
 	stepCache // libcni saves the result
+
+	// Of holdfast-ipam, see allocator.go.
+	stepDraft // write what gets its name later
+	stepTurn  // the turn under the lock, and what it leads to
+	stepSync  // make the names durable: the ADD is acknowledged
 )
 
 func (w *World) planAdd(c *container) []addStep {
 	var out []addStep
 	for n := range w.nets {
 		if c.nets&(1<<n) == 0 {
+			continue
+		}
+		if c.ours {
+			out = append(out, addStep{stepDraft, n, 0}, addStep{stepTurn, n, 0}, addStep{stepSync, n, 0}, addStep{stepAddr, n, 0}, addStep{stepCache, n, 0})
 			continue
 		}
 		out = append(out, addStep{stepLock, n, 0})
@@ -107,6 +116,11 @@ func (w *World) step(c *container) bool {
 		// A failure here fails the ADD and leaves the file (case L19).
 		last := c.addrs[len(c.addrs)-1]
 		ok = w.put(fmt.Sprintf("%s/last_reserved_ip.%d", n.dir(), s.fam), []byte(last.String())) == nil
+	case stepDraft, stepTurn, stepSync:
+		var wait bool
+		if ok, wait = w.stepOurs(c, n, s); wait {
+			return false
+		}
 	case stepUnlock:
 		w.unlockOf(c)
 	case stepAddr:
@@ -178,6 +192,7 @@ func (w *World) create(c *container, n *network, s addStep) bool {
 			return false
 		}
 		w.up.Close(fd)
+		w.taint(a.String(), c)
 		c.addrs = append(c.addrs, a)
 		w.ledger.add(w, p, c, nil)
 		return true
@@ -284,6 +299,13 @@ func (w *World) names(dir string) []string {
 func (w *World) del(c *container) bool {
 	for i, n := range w.nets {
 		if c.nets&(1<<i) == 0 {
+			continue
+		}
+		if c.ours {
+			if !w.delOurs(c, n, i) {
+				return false
+			}
+			_ = w.up.Unlinkat(unix.AT_FDCWD, cachePath(n.name, c.id, ifName(i)), 0)
 			continue
 		}
 		if n.lock != nil || n.stuck || !w.take(n) {

@@ -62,6 +62,10 @@ type container struct {
 	nsID    uint64    // of ns, also when that is gone
 	todo    []addStep // what of its ADD is to come
 	addrs   []netip.Addr
+	ours    bool // holdfast-ipam adds and deletes it, else host-local does
+	plug    *plugin
+	dieAt   int64 // the file call at which its plugin is killed; 0: none
+	robbed  bool  // its reservations were lost while its ADD was in flight
 }
 
 // living is the truth that every release is held against.
@@ -147,6 +151,9 @@ type World struct {
 	faults     bool // something is set to go wrong on the disk
 	stats      Stats
 	fail       *Violation
+	shared     map[string]bool    // addresses that two living ones had once; see taint
+	aging      *rand.Rand         // the numbers of our allocator
+	stamps     map[string][]stamp // what our allocator stamped, by path and content
 }
 
 // Config is what a script's config line says.
@@ -156,6 +163,7 @@ type Config struct {
 	Small   bool // ranges of six addresses
 	Cap     int  // of releases per store and sweep; 0 is the default
 	Follow  bool // stores that only the cache names are looked at too
+	IPAM    int  // who adds: 0 host-local, 1 holdfast-ipam, 2 either in turn, on the same directories
 	Cross   bool // the state directory lies on a device of its own, which may lack O_TMPFILE
 }
 
@@ -189,6 +197,8 @@ func newWorld(cfg Config, subject Subject) *World {
 	w.rts[1] = &runtime{name: "cri-o", endpoint: "unix:///var/run/crio/crio.sock", there: cfg.Runtime&2 != 0}
 	w.rts[2] = &runtime{name: "podman", there: cfg.Runtime&4 != 0}
 	w.table = ops()
+	w.stamps = map[string][]stamp{}
+	w.shared, w.aging = map[string]bool{}, rand.New(rand.NewPCG(3, 4))
 	w.ledger.files = map[string]*file{}
 	w.seen, w.knownBoots = map[mark]*seen{}, map[int]bool{}
 	w.ledger.holds, w.ledger.undone = map[string]bool{}, map[string]int{}
@@ -263,6 +273,9 @@ type Stats struct {
 	Kills    int
 	Races    int // operations that happened in the middle of a command
 	Crashes  int
+	Ours     int // reservations by our allocator
+	Healed   int // ADDs that found a place after healing
+	Taken    int // reservations that were taken over
 	Pairs    map[[2]string]int
 }
 

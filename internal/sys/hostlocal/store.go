@@ -39,6 +39,8 @@ type StoreConfig struct {
 	// Wall is the clock that file times are taken from, ns; the kernel's
 	// CLOCK_REALTIME_COARSE when nil.
 	Wall func() int64
+	// Rand gives random numbers; the process's own when nil.
+	Rand func() uint64
 }
 
 // Store is one network's directory, open for allocating. The directory and its format are
@@ -67,6 +69,9 @@ func OpenStore(cfg StoreConfig) (*Store, error) {
 	}
 	if s.cfg.Wall == nil {
 		s.cfg.Wall = coarseWall
+	}
+	if s.cfg.Rand == nil {
+		s.cfg.Rand = rand.Uint64
 	}
 	var err error
 	s.dirfd, err = s.fs.Openat(unix.AT_FDCWD, cfg.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -145,7 +150,7 @@ func (s *Store) Draft(id, ifName string, netns uint64) (*Draft, error) {
 	}
 	if err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.EINVAL {
 		// host-local's GC and our listing pass over names that begin so.
-		d.temp = tempPrefix + strconv.FormatUint(rand.Uint64(), 16)
+		d.temp = tempPrefix + strconv.FormatUint(s.cfg.Rand(), 16)
 		d.fd, err = s.fs.Openat(s.dirfd, d.temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	}
 	if err != nil {
@@ -600,7 +605,7 @@ func (tx *Tx) leave() {
 		return
 	}
 	// In the past, so that no later change can have it; odd, so that none has had it.
-	mark := s.cfg.Wall() - int64(tick) - rand.Int64N(int64(time.Second))
+	mark := s.cfg.Wall() - int64(tick) - int64(s.cfg.Rand()%uint64(time.Second))
 	if s.fs.Utimes(s.dirfd, st.Atime, mark) != nil || failpoint.At(failpoint.IpamIndexMarked) != nil {
 		return
 	}
@@ -620,3 +625,6 @@ func (tx *Tx) leave() {
 		}
 	}
 }
+
+// Is reports whether the directory is the one with that key.
+func (s *Store) Is(k fsys.Key) bool { return s.key == k }
