@@ -31,9 +31,25 @@ type mark struct {
 // seen is what all processes together know of one incarnation.
 type seen struct {
 	boots []int // in which it was listed
-	run   int   // boot of the present run of absences, 0: there is none
+	// runs are the beginnings of absences that somebody may remember: who hears another set
+	// of witnesses begins anew, but another process, or one that dies, does not save it.
+	runs []absence
+}
+
+type absence struct {
+	boot  int
 	since time.Duration
-	who   []string // testified at since
+	who   []string // testified then
+}
+
+// since returns the earliest beginning in this boot by whoever says so now.
+func (s *seen) since(boot int, who []string) (time.Duration, bool) {
+	for _, a := range s.runs {
+		if a.boot == boot && within(who, a.who) {
+			return a.since, true
+		}
+	}
+	return 0, false
 }
 
 // told is a witness's last answer to a process.
@@ -108,8 +124,10 @@ func (w *World) sighting(r *run) {
 		switch {
 		case alive:
 			r.alive = append(r.alive, s)
-		case !r.judged && (s.run != w.bootN || !within(who, s.who)):
-			s.run, s.since, s.who = w.bootN, w.mono, who
+		case !r.judged:
+			if _, ok := s.since(w.bootN, who); !ok {
+				s.runs = append(s.runs, absence{w.bootN, w.mono, who})
+			}
 		}
 	}
 }
@@ -186,8 +204,11 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 // gate 2 is noted with the reason.
 func (w *World) judge(r *run) {
 	r.judged, r.unasked, r.unjudged = true, w.witnesses(), r.unheard
-	r.early = map[string]string{}
+	r.early, r.proven = map[string]string{}, map[string]bool{}
 	for p, f := range w.ledger.files {
+		if s := w.seen[f.mark]; s != nil {
+			r.proven[p] = w.bootProven(s) || w.stampedBefore(f)
+		}
 		if why := w.early(r, f); why != "" {
 			r.early[p] = why
 		}
@@ -199,17 +220,18 @@ func (w *World) early(r *run, f *file) string {
 	if s == nil {
 		return "it was not listed"
 	}
-	_, slow, alive := r.says(f)
+	who, slow, alive := r.says(f)
 	need := grace
 	if slow {
 		need = orphanGrace
 	}
-	switch d := w.mono - s.since; {
+	since, ok := s.since(w.bootN, who)
+	switch d := w.mono - since; {
 	case alive:
 		return "it was said to be alive"
 	case w.bootProven(s) || w.stampedBefore(f) || w.stampProves(r, f, slow):
 		return ""
-	case s.run != w.bootN:
+	case !ok:
 		return "nobody has seen it absent in this boot"
 	case d < need:
 		return fmt.Sprintf("it was seen absent for %s, and must be for %s", d.Round(time.Second), need)
@@ -246,7 +268,7 @@ func (w *World) checkGates(r *run, f *file) {
 		w.violate("G3", "%s was released, though the last answers call it alive", f.path)
 	}
 	s, dir := w.seen[f.mark], filepath.Dir(f.path)
-	if r.cmd.Force || s == nil || w.bootProven(s) || w.stampedBefore(f) {
+	if r.cmd.Force || s == nil || r.proven[f.path] {
 		return
 	}
 	r.capped = append(r.capped, f)
@@ -290,7 +312,7 @@ func (w *World) checkNetns(r *run, n *netns) {
 // remembered: what a process was told to be alive is known from now on.
 func (r *run) remembered() {
 	for _, s := range r.alive {
-		s.run = 0
+		s.runs = nil
 	}
 }
 

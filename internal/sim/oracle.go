@@ -76,8 +76,9 @@ type run struct {
 	unasked  int // required witnesses that were not asked since
 	unjudged int // that had not testified since the listing by then
 	early    map[string]string
-	alive    []*seen // of which it was told that they are alive
-	faulty   bool    // something was wrong with the disk, so that it may not remember
+	proven   map[string]bool // by the boots, when it was judged
+	alive    []*seen         // of which it was told that they are alive
+	faulty   bool            // something was wrong with the disk, so that it may not remember
 	locks    int
 	// reserved are the files of each store, capped those that went and count.
 	reserved map[string]int
