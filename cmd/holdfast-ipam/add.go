@@ -61,7 +61,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 			healed := r.heal(ctx, full)
 			// Whatever it says: some may have gone before it failed, or by a DEL meanwhile.
 			if still, lookErr := r.exhausted(ctx, store); lookErr != nil || still == nil {
-				a.view = nil
+				a.view, a.looks = nil, 0
 				ips, err = a.allocate(ctx)
 			}
 			if more = healed.Released > 0 && healed.Error == "" && time.Now().Before(until); !more && errors.As(err, &full) {
@@ -85,7 +85,8 @@ type adder struct {
 	store *hostlocal.Store
 	netns uint64
 	// view is what the kernel holds, when it was needed.
-	view *kernelView
+	view  *kernelView
+	looks int
 	// made are the addresses that this ADD reserved.
 	made []netip.Addr
 	// from is where the first try began to search in each set: another begins there too.
@@ -108,8 +109,9 @@ var errLook = errors.New("the kernel must be asked")
 // allocate reserves one address of each range set, or none at all.
 func (a *adder) allocate(ctx context.Context) ([]*current.IPConfig, error) {
 	ips, err := a.try(ctx)
-	if errors.Is(err, errLook) {
+	for errors.Is(err, errLook) {
 		a.view = lookAtKernel(ctx, a.r.clock.Now)
+		a.looks++
 		ips, err = a.try(ctx)
 	}
 	if err != nil {
@@ -178,6 +180,23 @@ func (a *adder) takeBack(ctx context.Context) error {
 	}
 	a.made = nil
 	return err
+}
+
+const (
+	// viewGood is how old a look at the kernel may be. Who waits long for the lock after it
+	// would take for free what others were given meanwhile, if the directory was emptied.
+	viewGood = 2 * time.Second
+	// maxLooks bounds the looks of one ADD, where each takes longer than that.
+	maxLooks = 3
+)
+
+// mustLook reports whether the kernel must be asked, again or at all.
+func (a *adder) mustLook() bool {
+	if a.view == nil {
+		return true
+	}
+	age, ok := a.r.clock.Now().Since(a.view.asked)
+	return (!ok || age > viewGood) && a.looks < maxLooks
 }
 
 // turn is what happens under the lock.
@@ -308,7 +327,7 @@ func (t *turn) wanted(i int, set *allocator.RangeSet, want net.IP) (*current.IPC
 	addr := addrOf(want)
 	taken := t.tx.Taken(addr)
 	if !taken && t.tx.Distrust != 0 {
-		if t.a.view == nil {
+		if t.a.mustLook() {
 			return nil, errLook
 		}
 		taken = t.a.view.holds(addr)
@@ -344,7 +363,7 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 				return nil, err
 			}
 		}
-		if t.tx.Distrust != 0 && t.a.view == nil {
+		if t.tx.Distrust != 0 && t.a.mustLook() {
 			return nil, errLook
 		}
 		w := newWalk(set, last)

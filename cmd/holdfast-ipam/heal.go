@@ -237,7 +237,10 @@ func cmdGC(args *skel.CmdArgs) error {
 		return nil
 	}
 	valid := make([]wire.Attachment, 0, len(*list.Valid))
-	for _, a := range *list.Valid {
+	for i, a := range *list.Valid {
+		if a.ContainerID == "" { // whose it is cannot be read, and that is not "nobody's"
+			return types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("cni.dev/valid-attachments[%d] has no containerID", i), "")
+		}
 		valid = append(valid, wire.Attachment{ContainerID: a.ContainerID, IfName: a.IfName})
 	}
 	p := r.sweep(context.Background(), &valid)

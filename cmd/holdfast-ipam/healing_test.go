@@ -541,6 +541,11 @@ func TestGC(t *testing.T) {
 	if r := s.do("GC", "", nil); !strings.Contains(r.msg, "cni.dev/valid-attachments is absent") || len(s.runs()) != 0 {
 		t.Errorf("without a list: %q, healers %q", r.msg, s.runs())
 	}
+	for _, entry := range []any{nil, map[string]any{"ifname": "eth0"}} {
+		if r := s.do("GC", "", valid([]any{map[string]any{"containerID": "a"}, entry})); !strings.Contains(r.msg, "cni.dev/valid-attachments[1] has no containerID") || len(s.runs()) != 0 {
+			t.Errorf("with the entry %v: %q, healers %q", entry, r.msg, s.runs())
+		}
+	}
 	if r := s.do("GC", "", valid([]any{map[string]any{"containerID": "a", "ifname": "eth0"}, map[string]any{"containerID": "b", "ifname": "net1"}})); r.msg != "" || !strings.Contains(r.stderr, "healing released 3") {
 		t.Errorf("with a list: %q, stderr %q", r.msg, r.stderr)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 )
 
@@ -43,6 +44,35 @@ func TestProvesDead(t *testing.T) {
 		}
 		if got := v.provesDead(hostlocal.Held{Addr: addr, Stamp: x.stamp}, bootID, own); got != x.want {
 			t.Errorf("%s: dead is %v, want %v", x.name, got, x.want)
+		}
+	}
+}
+
+// A look that is older than the wait for the lock should be is made again, but not for ever.
+func TestOldLookIsMadeAgain(t *testing.T) {
+	clock := boot.NewClock("/proc")
+	now := clock.Now()
+	if now.Boot == "" {
+		t.Fatal("the boot ID cannot be read")
+	}
+	ago := func(d time.Duration) *kernelView {
+		return &kernelView{asked: claim.Instant{Boot: now.Boot, Mono: now.Mono - d}}
+	}
+	for _, x := range []struct {
+		name  string
+		view  *kernelView
+		looks int
+		want  bool
+	}{
+		{"none", nil, 0, true},
+		{"just now", ago(0), 1, false},
+		{"long ago", ago(viewGood + time.Second), 1, true},
+		{"of another boot", &kernelView{asked: claim.Instant{Boot: earlierBoot}}, 1, true},
+		{"each takes too long", ago(viewGood + time.Second), maxLooks, false},
+	} {
+		a := &adder{r: &request{clock: clock}, view: x.view, looks: x.looks}
+		if got := a.mustLook(); got != x.want {
+			t.Errorf("%s: looks again is %v, want %v", x.name, got, x.want)
 		}
 	}
 }
