@@ -41,7 +41,7 @@ func ipamPart(ctx context.Context, s settings, out io.Writer) (err error) {
 	}
 	pair := []*ipamProgram{{name: "host-local", path: filepath.Join(bin, "host-local"), n: n}, {name: "holdfast-ipam", path: s.ipam, n: n}}
 	fmt.Fprintf(out, "\nwhole processes, wall time in ms, median (min); ratio of the medians\n")
-	if err := compareIPAM(ctx, out, "VERSION", 41, pair, func(p *ipamProgram, i int) (time.Duration, error) {
+	if err := compareIPAM(out, "VERSION", 41, pair, func(p *ipamProgram, i int) (time.Duration, error) {
 		return p.call(ctx, "VERSION", i)
 	}); err != nil {
 		return err
@@ -113,13 +113,13 @@ func (n *node) ipamLoad(ctx context.Context, out io.Writer, pair []*ipamProgram,
 	if count != 250 && count != 60_000 {
 		return nil
 	}
-	return compareIPAM(ctx, out, name(fmt.Sprintf("%d ADDs at once", ipamParallel)), 3, pair, func(p *ipamProgram, i int) (time.Duration, error) {
+	return compareIPAM(out, name(fmt.Sprintf("%d ADDs at once", ipamParallel)), 3, pair, func(p *ipamProgram, i int) (time.Duration, error) {
 		return p.parallel(ctx, i)
 	})
 }
 
 // compareIPAM measures by turns.
-func compareIPAM(_ context.Context, out io.Writer, name string, rounds int, pair []*ipamProgram, f func(*ipamProgram, int) (time.Duration, error)) error {
+func compareIPAM(out io.Writer, name string, rounds int, pair []*ipamProgram, f func(*ipamProgram, int) (time.Duration, error)) error {
 	got := map[*ipamProgram][]time.Duration{}
 	for i := range rounds {
 		for k := range pair {
