@@ -445,7 +445,7 @@ func (w *World) checkOurs(c *container, dir string, net int) {
 			if f := w.ledger.files[p]; !bytes.Equal(bytes.TrimSpace(f.content), want) && string(bytes.TrimSpace(f.content)) != c.id {
 				w.violate("alloc", "%s (%q) went by what was done for container %d", p, f.content, c.n)
 			}
-			w.ledger.drop(p)
+			w.deleted(p)
 		}
 	}
 }

@@ -460,7 +460,7 @@ func (w *World) wipe(n *network) {
 	}
 	for _, name := range w.names(n.dir()) {
 		if w.up.Unlinkat(unix.AT_FDCWD, n.dir()+"/"+name, 0) == nil {
-			w.ledger.drop(n.dir() + "/" + name)
+			w.deleted(n.dir() + "/" + name)
 		}
 	}
 	w.rob(slices.Index(w.nets[:], n))

@@ -52,6 +52,26 @@ func (l *ledger) add(w *World, path string, c *container, content []byte) *file 
 
 func (l *ledger) drop(path string) { delete(l.files, path) }
 
+// deleted notes that upstream removed a reservation. Across devices a process of ours may have
+// died between its copy and its unlink: then nobody can tell who of the two removed it, and
+// an undo may put it back.
+func (w *World) deleted(path string) {
+	f := w.ledger.files[path]
+	w.ledger.drop(path)
+	if f == nil || !w.cfg.Cross {
+		return
+	}
+	for _, n := range w.names(quarantineDir) {
+		b, err := w.disk.ReadFile(quarantineDir + "/" + n)
+		known := slices.ContainsFunc(w.ledger.moved, func(m *file) bool { return m.path == path && bytes.Equal(m.content, b) })
+		if err == nil && bytes.Equal(b, f.content) && !known {
+			f.boot = w.bootN
+			w.ledger.moved = append(w.ledger.moved, f)
+			return
+		}
+	}
+}
+
 // run is one command of the Subject: one process.
 type run struct {
 	proc   *memfs.Process

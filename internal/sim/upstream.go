@@ -314,7 +314,7 @@ func (w *World) del(c *container) bool {
 		for _, p := range w.reserved(n, c, i) {
 			// host-local swallows an error here (case L18).
 			if w.up.Unlinkat(unix.AT_FDCWD, p, 0) == nil {
-				w.ledger.drop(p)
+				w.deleted(p)
 			}
 		}
 		w.unlock(n.dir())
