@@ -34,10 +34,11 @@ type file struct {
 // ledger is what the stores hold by all that upstream did. What differs from it was done
 // by the Subject, since nothing else touches a store.
 type ledger struct {
-	files map[string]*file
-	dirs  []string
-	moved []*file         // released and not put back, oldest first
-	holds map[string]bool // addresses that a person holds
+	files  map[string]*file
+	dirs   []string
+	moved  []*file         // released and not put back, oldest first
+	copied []*file         // removed by upstream, with a copy in the quarantine
+	holds  map[string]bool // addresses that a person holds
 	// undone are what an undo put back, by undoKey, with the boot: it holds them in that.
 	undone map[string]int
 }
@@ -63,10 +64,8 @@ func (w *World) deleted(path string) {
 	}
 	for _, n := range w.names(quarantineDir) {
 		b, err := w.disk.ReadFile(quarantineDir + "/" + n)
-		known := slices.ContainsFunc(w.ledger.moved, func(m *file) bool { return m.path == path && bytes.Equal(m.content, b) })
-		if err == nil && bytes.Equal(b, f.content) && !known {
-			f.boot = w.bootN
-			w.ledger.moved = append(w.ledger.moved, f)
+		if err == nil && bytes.Equal(b, f.content) {
+			w.ledger.copied = append(w.ledger.copied, f)
 			return
 		}
 	}
@@ -176,6 +175,11 @@ func (w *World) appeared(r *run, path string) {
 		if f.path == path && bytes.Equal(f.content, content) {
 			i = k
 		}
+	}
+	if k := slices.IndexFunc(l.copied, func(f *file) bool { return f.path == path && bytes.Equal(f.content, content) }); i < 0 && k >= 0 {
+		i = len(l.moved)
+		l.moved = append(l.moved, l.copied[k])
+		l.copied = slices.Delete(l.copied, k, k+1)
 	}
 	if i < 0 {
 		w.violate("I3", "%s came out of nowhere during %s", path, r.cmd.Verb)
