@@ -199,7 +199,12 @@ func ops() []opDef {
 		{"unlearn", nil, 1, true, func(w *World, _ [3]int) bool { return len(w.knownBoots) > 0 }, func(w *World, _ [3]int) bool {
 			if err := w.up.Unlinkat(unix.AT_FDCWD, stateDir+"/boots", 0); err == nil || err == unix.ENOENT {
 				w.disk.Sync() // else the power may bring it back
+				// What a command is about to write may be there again in a moment.
+				now := w.run != nil && w.knownBoots[w.bootN]
 				clear(w.knownBoots)
+				if now {
+					w.knownBoots[w.bootN] = true
+				}
 			}
 			return true
 		}},
