@@ -46,7 +46,8 @@ func (c *Command) healing(o *plan.Options) {
 func (w *World) heal(n *network, spare string) (rep Report, whole bool) {
 	was := w.last
 	w.command(Command{Verb: Heal, Network: n.name, Spare: spare})
-	if w.last.run == nil || w.last.run == was.run || w.last.run.cmd.Verb != Heal {
+	// Another's sweep, which came right behind a killed one, is no answer to this.
+	if r := w.last.run; r == nil || r == was.run || r.cmd.Verb != Heal || r.cmd.Network != n.name || r.cmd.Spare != spare {
 		return Report{}, false
 	}
 	r := w.last.run
