@@ -185,7 +185,7 @@ func (w *World) cachedBy(f *file) string {
 		}
 		for _, c := range w.traces {
 			// A file without an owner is also asked for by the namespaces of those.
-			counts := c.living() || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
+			counts := c.living() || w.alive(c.id) || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
 			if counts && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
 				return c.id
 			}
