@@ -87,6 +87,8 @@ type adder struct {
 	// view is what the kernel holds, when it was needed.
 	view  *kernelView
 	looks int
+	// anew: the directory was read whatever the index said.
+	anew bool
 	// made are the addresses that this ADD reserved.
 	made []netip.Addr
 	// from is where the first try began to search in each set: another begins there too.
@@ -106,12 +108,21 @@ func (e *fullError) Error() string { return "no IP addresses available in range 
 // errLook: the kernel must be asked first, without the lock.
 var errLook = errors.New("the kernel must be asked")
 
+// errAnew: nothing is free by the index, on whose word alone nobody is told so. Reading the
+// directory takes long, so that is done without the lock.
+var errAnew = errors.New("the directory must be read")
+
 // allocate reserves one address of each range set, or none at all.
 func (a *adder) allocate(ctx context.Context) ([]*current.IPConfig, error) {
 	ips, err := a.try(ctx)
-	for errors.Is(err, errLook) {
-		a.view = lookAtKernel(ctx, a.r.clock.Now)
-		a.looks++
+	for errors.Is(err, errLook) || errors.Is(err, errAnew) {
+		if errors.Is(err, errAnew) {
+			a.store.Anew()
+			a.anew = true
+		} else {
+			a.view = lookAtKernel(ctx, a.r.clock.Now)
+			a.looks++
+		}
 		ips, err = a.try(ctx)
 	}
 	if err != nil {
@@ -242,7 +253,7 @@ func (t *turn) all() ([]*current.IPConfig, error) {
 		ip, err := t.one(i, set, want, own)
 		var full *fullError
 		switch {
-		case errors.Is(err, errLook), errors.As(err, &full):
+		case errors.Is(err, errLook), errors.Is(err, errAnew), errors.As(err, &full):
 			return nil, err
 		case err != nil:
 			return nil, fmt.Errorf("failed to allocate for range %d: %w", i, err)
@@ -289,16 +300,20 @@ func (t *turn) one(i int, set *allocator.RangeSet, want net.IP, own []hostlocal.
 	return t.next(i, set)
 }
 
-// anyFree reports whether a set has an address that could be handed out.
-func anyFree(tx *hostlocal.Tx, set *allocator.RangeSet) bool {
+// anyFree reports whether a set has an address that could be handed out, else how many the
+// kernel alone holds.
+func anyFree(tx *hostlocal.Tx, view *kernelView, set *allocator.RangeSet) (free bool, held int) {
 	w := newWalk(set, netip.Addr{})
 	for {
 		addr, s := w.next()
-		if s == nil {
-			return false
-		}
-		if !tx.Taken(addr) {
-			return true
+		switch {
+		case s == nil:
+			return false, held
+		case tx.Taken(addr):
+		case view.holds(addr):
+			held++
+		default:
+			return true, held
 		}
 	}
 }
@@ -353,27 +368,18 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 	} else {
 		t.a.from[i] = last
 	}
-	for _, round := range []struct {
-		rescan   bool
-		cooldown time.Duration
-	}{{false, time.Duration(t.a.r.extras.Cooldown)}, {false, 0}, {true, 0}} {
-		if round.rescan {
-			// Nobody is told that all is taken on the word of an index.
-			if err := t.tx.Rescan(); err != nil {
-				return nil, err
-			}
-		}
-		if t.tx.Distrust != 0 && t.a.mustLook() {
-			return nil, errLook
-		}
-		w := newWalk(set, last)
-		held := 0
-		for {
+	if t.tx.Distrust != 0 && t.a.mustLook() {
+		return nil, errLook
+	}
+	held := 0
+	for _, cooldown := range []time.Duration{time.Duration(t.a.r.extras.Cooldown), 0} {
+		held = 0
+		for w := newWalk(set, last); ; {
 			addr, s := w.next()
 			if s == nil {
 				break
 			}
-			if t.tx.Taken(addr) || round.cooldown > 0 && t.tx.Cooling(addr, round.cooldown) {
+			if t.tx.Taken(addr) || cooldown > 0 && t.tx.Cooling(addr, cooldown) {
 				continue
 			}
 			if t.tx.Distrust != 0 && t.a.view.holds(addr) {
@@ -389,11 +395,11 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 				return &current.IPConfig{Address: s.ip(addr), Gateway: s.gw}, nil
 			}
 		}
-		if round.rescan {
-			return nil, &fullError{set: i, ranges: set.String(), reserved: t.tx.Reserved(), held: held}
-		}
 	}
-	panic("unreachable: the last round returns")
+	if !t.a.anew {
+		return nil, errAnew
+	}
+	return nil, &fullError{set: i, ranges: set.String(), reserved: t.tx.Reserved(), held: held}
 }
 
 // mayTrust ends the distrust when it has lasted long enough, and everything that the

@@ -178,22 +178,32 @@ func cmdStatus(args *skel.CmdArgs) error {
 
 // exhausted returns the first range set without a free address, nil if all have one.
 func (r *request) exhausted(ctx context.Context, store *hostlocal.Store) (*fullError, error) {
+	full, err := r.full(ctx, store)
+	if err == nil && full != nil {
+		store.Anew() // not on the word of an index alone
+		full, err = r.full(ctx, store)
+	}
+	return full, err
+}
+
+// full is one turn of exhausted. Where names were lost, an address that the kernel holds is
+// not free (I11).
+func (r *request) full(ctx context.Context, store *hostlocal.Store) (*fullError, error) {
+	view := &kernelView{}
 	tx, err := store.Begin(ctx)
+	if err == nil && tx.Distrust != 0 {
+		tx.End()
+		view = lookAtKernel(ctx, r.clock.Now)
+		tx, err = store.Begin(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer tx.End()
 	for i := range r.conf.Ranges {
 		set := &r.conf.Ranges[i]
-		free := anyFree(tx, set)
-		if !free {
-			if err := tx.Rescan(); err != nil {
-				return nil, err
-			}
-			free = anyFree(tx, set)
-		}
-		if !free {
-			return &fullError{set: i, ranges: set.String(), reserved: tx.Reserved()}, nil
+		if free, held := anyFree(tx, view, set); !free {
+			return &fullError{set: i, ranges: set.String(), reserved: tx.Reserved(), held: held}, nil
 		}
 	}
 	return nil, nil

@@ -52,12 +52,14 @@ type plugin struct {
 	made   []netip.Addr // reserved by it
 	taken  []hostlocal.Held
 	from   map[int]int
+	anew   bool // the directory was read whatever the index said
 	// drafted is when its last drafts were stamped.
 	drafted time.Duration
 }
 
 var (
 	errLook      = errors.New("the kernel must be asked")
+	errAnew      = errors.New("the directory must be read")
 	errFull      = errors.New("no address is free")
 	errDuplicate = errors.New("duplicate allocation is not allowed")
 	errElse      = errors.New("not all that is reserved could be taken back")
@@ -174,8 +176,16 @@ func (p *plugin) discard() {
 func (w *World) turn(c *container, n *network, p *plugin, net int) error {
 	dir := w.dirOf(p, n)
 	err := w.try(c, n, p, net)
-	if errors.Is(err, errLook) {
-		p.view = w.lookAtKernel()
+	for range 3 {
+		switch {
+		case errors.Is(err, errLook):
+			p.view = w.lookAtKernel()
+		case errors.Is(err, errAnew):
+			p.store.Anew()
+			p.anew = true
+		default:
+			continue
+		}
 		if err = p.draft(w, c, net); err == nil {
 			err = w.try(c, n, p, net)
 		}
@@ -330,35 +340,31 @@ func (w *World) reserveOne(c *container, n *network, p *plugin, tx *hostlocal.Tx
 		start = from
 	}
 	p.from[fam] = start
-	for round := range 2 {
-		if round == 1 {
-			if err := tx.Rescan(); err != nil {
-				return err
+	if tx.Distrust != 0 && p.view == nil {
+		return errLook
+	}
+	for k := range n.n {
+		a := n.addr(fam, (start+k)%n.n)
+		if tx.Taken(a) || tx.Distrust != 0 && p.view.addrs[a] && !w.bad(neverLooks) {
+			continue
+		}
+		ok, err := tx.Reserve(p.drafts[fam], a)
+		if ok {
+			p.made = append(p.made, a)
+			if err == nil {
+				err = tx.SetLast(fam, a)
 			}
 		}
-		if tx.Distrust != 0 && p.view == nil {
-			return errLook
+		if err != nil {
+			return err
 		}
-		for k := range n.n {
-			a := n.addr(fam, (start+k)%n.n)
-			if tx.Taken(a) || tx.Distrust != 0 && p.view.addrs[a] && !w.bad(neverLooks) {
-				continue
-			}
-			ok, err := tx.Reserve(p.drafts[fam], a)
-			if ok {
-				p.made = append(p.made, a)
-				if err == nil {
-					err = tx.SetLast(fam, a)
-				}
-			}
-			if err != nil {
-				return err
-			}
-			if ok {
-				w.mayTrust(n, p, tx)
-				return nil
-			}
+		if ok {
+			w.mayTrust(n, p, tx)
+			return nil
 		}
+	}
+	if !p.anew {
+		return errAnew
 	}
 	if w.bad(isKind) {
 		p.made = append(p.made, n.addr(fam, 0))

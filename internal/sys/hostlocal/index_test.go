@@ -174,9 +174,9 @@ func TestIndexLies(t *testing.T) {
 		}
 		s, err := OpenStore(y.config(p))
 		y.must(err)
+		s.Anew()
 		tx, err := s.Begin(t.Context())
 		y.must(err)
-		y.must(tx.Rescan())
 		there, _ = y.files()
 		for i := range 12 {
 			addr := fmt.Sprintf("10.0.0.%d", i)

@@ -52,6 +52,7 @@ type Store struct {
 	dirfd int
 	key   fsys.Key
 	locks locker
+	anew  bool // see Anew
 	buf   []byte
 	// Fresh is true when this call made the directory.
 	Fresh bool
@@ -245,7 +246,11 @@ func (s *Store) Begin(ctx context.Context) (*Tx, error) {
 	}
 	// Under the lock, since whoever had it until now may have left an index that counts.
 	x := s.load()
-	if !s.counts(x) {
+	if s.anew || !s.counts(x) {
+		s.anew = false
+		if x != nil {
+			x.head.mtime = 0
+		}
 		lock.release()
 		if x, err = s.scanned(x, 3); err != nil {
 			return nil, err
@@ -281,6 +286,10 @@ func (s *Store) Begin(ctx context.Context) (*Tx, error) {
 	tx.Distrust = tx.x.head.distrust
 	return tx, nil
 }
+
+// Anew lets the next Begin read the directory whatever the index says, without the lock as
+// far as nobody writes meanwhile: before somebody is told that there is nothing left.
+func (s *Store) Anew() { s.anew = true }
 
 func (s *Store) mono() time.Duration {
 	if s.cfg.Mono == nil {
@@ -382,19 +391,6 @@ func (tx *Tx) look(name string, content []byte) (Held, bool, error) {
 		return Held{}, false, &Error{"read the stamp of", filepath.Join(s.cfg.Dir, name), err}
 	}
 	return h, true, nil
-}
-
-// Rescan reads the directory anew, whatever the index says: before somebody is told that
-// there is nothing left. Where names turn out to be gone, distrust may begin.
-func (tx *Tx) Rescan() error {
-	tx.x.head.mtime = 0
-	x, err := tx.s.scan(tx.x)
-	if err != nil {
-		return err
-	}
-	x.before = tx.x.before
-	tx.x, tx.Distrust = x, x.head.distrust
-	return nil
 }
 
 // Taken reports whether an address has a reservation.

@@ -357,33 +357,45 @@ func TestDistrust(t *testing.T) {
 	look("and put back", state{}, nil)
 }
 
-// TestRescanDistrusts: a directory that turns out to have lost names, where the index counted,
+// TestAnewDistrusts: a directory that turns out to have lost names, where the index counted,
 // is not trusted from that moment on.
-func TestRescanDistrusts(t *testing.T) {
+func TestAnewDistrusts(t *testing.T) {
 	y := newYard(t, memfs.Caps{})
 	y.turn(func(s *Store, tx *Tx) {
 		y.reserve(s, tx, "a", "10.0.0.2")
 		y.must(tx.SetLast(0, netip.MustParseAddr("10.0.0.2")))
 		tx.Trust()
 	})
-	y.later(time.Second)
-	y.turn(func(_ *Store, tx *Tx) {
-		y.must(tx.Rescan())
-		if tx.Distrust != 0 {
-			t.Error("nothing is lost, and it is not trusted")
-		}
-		y.must(y.disk.Remove(filepath.Join(memStore, "10.0.0.2")))
-		y.must(tx.Rescan())
-		if tx.Distrust == 0 {
-			t.Error("a name is lost, and it is trusted")
-		}
-	})
-	y.later(time.Second)
-	y.turn(func(_ *Store, tx *Tx) {
-		if tx.Distrust == 0 {
-			t.Error("it does not last")
-		}
-	})
+	anew := func() (distrust time.Duration) {
+		y.later(time.Second)
+		p := y.disk.Process()
+		defer p.Kill()
+		s, err := OpenStore(y.config(p))
+		y.must(err)
+		s.Anew()
+		tx, err := s.Begin(t.Context())
+		y.must(err)
+		defer tx.End()
+		return tx.Distrust
+	}
+	if anew() != 0 {
+		t.Error("nothing is lost, and it is not trusted")
+	}
+	st, err := y.disk.Lstat(memStore)
+	y.must(err)
+	y.must(y.disk.Remove(filepath.Join(memStore, "10.0.0.2")))
+	// As if nobody had touched it, which only reading tells.
+	p := y.disk.Process()
+	fd, err := p.Openat(unix.AT_FDCWD, memStore, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	y.must(err)
+	y.must(p.Utimes(fd, st.Atime, st.Mtime))
+	p.Kill()
+	if anew() == 0 {
+		t.Error("a name is lost, and it is trusted")
+	}
+	if anew() == 0 {
+		t.Error("it does not last")
+	}
 }
 
 // TestUnread: a file that cannot be read, or never stands still, has its name taken, and may
