@@ -132,6 +132,14 @@ func (w *World) sighting(r *run) {
 	}
 }
 
+// noMemory: containerd lists nothing at all while shims of it run, so that it has not read
+// yet what there is, or has forgotten it.
+func (r *run) noMemory(c *claim.CRIFacts) bool {
+	p := r.told[1].Process
+	return c != nil && p != nil && len(c.Sandboxes) == 0 && len(c.Runtimes) == 1 && c.Runtimes[0].Name == "containerd" &&
+		c.Runtimes[0].State == claim.StateComplete && slices.ContainsFunc(p.Shims, func(s claim.Shim) bool { return s.Namespace == "k8s.io" })
+}
+
 // within: whoever says so now also said it then. Of a runtime that did not list it at all
 // then, NotReady is no less.
 func within(now, then []string) bool {
@@ -193,6 +201,9 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 		if rt := &c.Runtimes[i]; rt.State == claim.StateComplete && rt.Endpoint != stale {
 			who = append(who, rt.Endpoint)
 		}
+	}
+	if stale != "" && kernel != "kernel" {
+		return nil, false, true // NotReady is gone only without its namespace
 	}
 	if stale != "" {
 		who = append(who, notReady+stale)
@@ -259,9 +270,14 @@ func (w *World) checkGates(r *run, f *file) {
 	if r.unasked != 0 {
 		w.violate("G3", "%s was released and witnesses %04b were not asked again since it was judged", f.path, r.unasked)
 	}
+	// What stops a process while it holds the lock nobody can help: the age counts there.
+	at := w.mono
+	if r.lockAt > 0 {
+		at = r.lockAt
+	}
 	for i, t := range r.told {
-		if w.witnesses()&(1<<i) != 0 && w.mono-t.at > maxAge {
-			w.violate("G3", "%s was released %s after %s was asked", f.path, w.mono-t.at, t.Witness)
+		if w.witnesses()&(1<<i) != 0 && at-t.at > maxAge {
+			w.violate("G3", "%s was released %s after %s was asked", f.path, at-t.at, t.Witness)
 		}
 	}
 	if _, _, alive := r.says(f); alive {

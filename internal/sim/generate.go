@@ -97,8 +97,21 @@ var stories = [...]string{
 	"add S 0 0\n leak S\n gc\n wait 4\n @lock:1 wait 1\n gc",
 	"begin S 0 8\n gc\n wait 3\n wait 2\n @ask:5 finish S\n gc",
 	"add S 0 0\n leak S\n gc\n wait 4\n @lock:1 keep S\n gc",
+	"add S 0 0\n leak S\n gc\n wait 4\n @ask:5 reuse S 0 16\n gc\n abort S\n gc",
+	"add S 0 0\n leak S\n gc\n wait 4\n @move:1 spoil S 1\n gc",
+	// A runtime that knows nothing yet, while another container runs.
+	"add S 0 0\n add T 0 0\n leak S\n gc\n wait 4\n rt 0 4\n gc\n speak",
+	// A dead one's reservation is all that guards a living one's address (case F12).
+	"wipe 0\n add T 0 0\n wipe 0\n add S 0 0\n leak S\n gc\n wait 4\n gc",
+	"wipe 0\n add T 1 0\n wipe 0\n add S 0 0\n leak S\n gc\n wait 4\n gc",
+	"wipe 0\n add T 3 0\n wipe 0\n add S 0 0\n leak S\n gc\n wait 6\n gc",
+	// A namespace that has an address which a person holds.
+	"add S 0 2\n keep S\n wipe 0\n crash S\n forget S\n gc\n wait 6\n gc",
+	// An undo in another boot.
+	"add S 0 0\n leak S\n gc\n wait 4\n gc\n reboot 0\n undo",
 	// NotReady: for how long, and with whom.
 	"add S 0 0\n crash S\n rmnetns S\n gc\n wait 4\n gc",
+	"add S 0 0\n crash S\n gc\n wait 6\n gc",
 	"add S 0 0\n crash S\n rmnetns S\n gc\n wait 4\n add S 0 0\n gc",
 	// The history of boots is lost, or not to be had.
 	"add S 0 0\n audit\n unlearn\n reboot 0\n gc",

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -98,6 +99,8 @@ type run struct {
 	proven   map[string]bool // by the boots, when it was judged
 	alive    []*seen         // of which it was told that they are alive
 	faulty   bool            // something was wrong with the disk, so that it may not remember
+	moves    int
+	lockAt   time.Duration // when it last took the lock of a store, if something was set to happen
 	locks    int
 	// reserved are the files of each store, capped those that went and count.
 	reserved map[string]int

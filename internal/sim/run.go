@@ -42,6 +42,11 @@ func (w *World) command(c Command) {
 				if c.Op == "Flock" && storeLock(c.Path()) {
 					r.locks++
 					w.fire(r, atLock, r.locks)
+					r.lockAt = w.mono
+				}
+				if c.Op == "Renameat2" && strings.HasPrefix(c.Path(), quarantineDir+"/") {
+					r.moves++
+					w.fire(r, atMove, r.moves)
 				}
 				return nil
 			})

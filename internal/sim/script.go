@@ -16,6 +16,7 @@ const (
 	atFile      // before the k-th file call of the next command
 	atAsk       // before the k-th question to the witnesses of the next command
 	atLock      // before the k-th time that it takes the lock of a store
+	atMove      // before the k-th time that it renames something into the quarantine
 )
 
 // Op is one operation of a script.
@@ -38,6 +39,8 @@ func (o Op) String() string {
 		fmt.Fprintf(&b, "@ask:%d ", o.K)
 	case atLock:
 		fmt.Fprintf(&b, "@lock:%d ", o.K)
+	case atMove:
+		fmt.Fprintf(&b, "@move:%d ", o.K)
 	}
 	b.WriteString(o.Name)
 	if o.Text != "" {
@@ -91,7 +94,7 @@ func parseOp(fields []string) (Op, error) {
 		kind, k, _ := strings.Cut(where, ":")
 		n, err := strconv.Atoi(k)
 		if err != nil || n < 1 || len(fields) < 2 {
-			return o, fmt.Errorf("%q: want @file:K, @ask:K or @lock:K and an operation", fields[0])
+			return o, fmt.Errorf("%q: want @file:K, @ask:K, @lock:K or @move:K and an operation", fields[0])
 		}
 		o.K = n
 		switch kind {
@@ -101,8 +104,10 @@ func parseOp(fields []string) (Op, error) {
 			o.At = atAsk
 		case "lock":
 			o.At = atLock
+		case "move":
+			o.At = atMove
 		default:
-			return o, fmt.Errorf("%q: want @file:K, @ask:K or @lock:K", fields[0])
+			return o, fmt.Errorf("%q: want @file:K, @ask:K, @lock:K or @move:K", fields[0])
 		}
 		fields = fields[1:]
 	}

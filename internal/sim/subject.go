@@ -176,6 +176,9 @@ func (n *Node) heard(list ...claim.Testimony) {
 		if t.Kernel != nil {
 			n.r.blind = n.w.mode.half() && n.w.mode.kernel != noHost
 		}
+		if n.w.subject.Duties().Gates && n.r.noMemory(t.CRI) {
+			ok = false
+		}
 		n.w.hear(n.r, told{t.Asked.Mono, t}, ok)
 	}
 }
