@@ -5,9 +5,10 @@ type mutation struct {
 	Gate  string // the number of docs/design.md's gate, an invariant, or a rule's name
 	What  string
 	Edits []edit
-	// Tests, by package below internal/, are for what the simulator cannot reach: those that
-	// match must fail.
+	// Tests, by package below internal/: those that match must fail.
 	Tests map[string]string
+	// Blind: the simulator cannot reach it, or not within few seeds; tests must notice.
+	Blind bool
 }
 
 // edit replaces Old, which stands exactly once in File and within one function, by New.
@@ -25,6 +26,12 @@ func one(gate, what, file, before, after string) mutation {
 // by names the tests of a mutation.
 func (m mutation) by(pkg, tests string) mutation {
 	m.Tests = map[string]string{pkg: tests}
+	return m
+}
+
+// blind says that the simulator need not notice.
+func (m mutation) blind() mutation {
+	m.Blind = true
 	return m
 }
 

@@ -5,8 +5,8 @@
 // are built at once into one simulator (go build -overlay), each in a copy of the
 // functions that it changes, chosen by a variable that only that build has: there is no
 // switch in the product. Each mutant then runs on fixed seeds and must break an invariant.
-// What the simulator cannot reach by its nature must be noticed by the tests that
-// the mutation names. A piece that does not stand in its file exactly once is an error: whoever
+// The tests that a mutation names must fail too, and alone for what the
+// simulator cannot reach. A piece that does not stand in its file exactly once is an error: whoever
 // changes a gate brings its mutation up to date.
 //
 // The table that it prints belongs into docs/proof.md, section "Gates".
@@ -65,8 +65,9 @@ func only(list []mutation, pattern string) []mutation {
 
 // found is what noticed a mutant.
 type found struct {
-	by    string // an invariant, or names of tests
-	seeds int    // 0: tests
+	by    string // an invariant or a gate
+	seeds int    // until then, 0: the simulator did not notice
+	tests string // names of those that failed
 	text  string
 	err   error
 }
@@ -122,12 +123,17 @@ func mutate(ctx context.Context, o options, list []mutation, out io.Writer) erro
 		jobs = append(jobs, func() error {
 			if i == 0 {
 				results[0] = b.simulate(ctx, 0, o.seeds)
-			} else if m := &list[i-1]; len(m.Tests) > 0 && !o.explore {
-				results[i] = b.tests(ctx, i, m)
-			} else {
+				return nil
+			}
+			m := &list[i-1]
+			if !m.Blind || o.explore {
 				results[i] = b.simulate(ctx, i, o.seeds)
 			}
-			if o.explore && i > 0 {
+			if f := b.tests(ctx, i, m); !o.explore {
+				results[i].tests = f.tests
+				results[i].err = errors.Join(results[i].err, f.err)
+			}
+			if o.explore {
 				fmt.Fprintf(os.Stderr, "%s: %s: %s %d\n", list[i-1].Gate, list[i-1].What, cmp.Or(results[i].by, "nothing"), results[i].seeds)
 			}
 			return nil
@@ -140,7 +146,7 @@ func mutate(ctx context.Context, o options, list []mutation, out io.Writer) erro
 	if r := results[0]; r.by != "" || r.err != nil {
 		errs = append(errs, fmt.Errorf("without a mutant: %s in seed %d: %s, %v", r.by, r.seeds-1, r.text, r.err))
 	}
-	fmt.Fprintln(out, "| gate | mutation | found by | seeds |\n|---|---|---|---|")
+	fmt.Fprintln(out, "| gate | mutation | simulator | seeds | tests |\n|---|---|---|---|---|")
 	for i, m := range list {
 		r := results[i+1]
 		seeds := ""
@@ -152,11 +158,13 @@ func mutate(ctx context.Context, o options, list []mutation, out io.Writer) erro
 		case r.err != nil:
 			errs = append(errs, fmt.Errorf("%s: %s: %w", m.Gate, m.What, r.err))
 			by = "ERROR"
-		case r.by == "":
-			errs = append(errs, fmt.Errorf("%s: %s: nobody notices", m.Gate, m.What))
-			by = "NOBODY"
+		case r.by == "" && (!m.Blind || o.explore):
+			errs = append(errs, fmt.Errorf("%s: %s: the simulator does not notice", m.Gate, m.What))
+			by = "NOTHING"
+		case r.tests == "" && (len(m.Tests) > 0 || m.Blind) && !o.explore:
+			errs = append(errs, fmt.Errorf("%s: %s: no test notices", m.Gate, m.What))
 		}
-		fmt.Fprintf(out, "| %s | %s | %s | %s |\n", m.Gate, m.What, by, seeds)
+		fmt.Fprintf(out, "| %s | %s | %s | %s | %s |\n", m.Gate, m.What, by, seeds, r.tests)
 	}
 	fmt.Fprintf(out, "\n%d mutations, %d noticed, at most %d seeds each; built in %s, all in %s\n", len(list), len(list)-len(errs), o.seeds, built.Round(time.Second), time.Since(start).Round(time.Second))
 	return errors.Join(errs...)
@@ -236,10 +244,10 @@ func (b builder) tests(ctx context.Context, mutant int, m *mutation) found {
 			return found{err: err}
 		}
 		for _, t := range failed {
-			f.by += fmt.Sprintf("%s.%s ", pkg, t)
+			f.tests += fmt.Sprintf("%s.%s ", pkg, t)
 		}
 	}
-	f.by = strings.TrimSpace(f.by)
+	f.tests = strings.TrimSpace(f.tests)
 	return f
 }
 
