@@ -15,7 +15,7 @@ type mutation struct {
 type edit struct{ File, Old, New string }
 
 func mutations() []mutation {
-	return append(judgeMutations(), engineMutations()...)
+	return append(append(judgeMutations(), engineMutations()...), ipamMutations()...)
 }
 
 // one is a mutation of one edit.

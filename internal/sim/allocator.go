@@ -237,7 +237,7 @@ func (w *World) turn(c *container, n *network, p *plugin, net int) error {
 // handOut is I11: an address goes to c.
 func (w *World) handOut(c *container, p *plugin, a netip.Addr) {
 	addr := a.String()
-	if o := w.holder(addr, c); o != nil && o.shows(a) && !w.blind() && !w.mode.half() && !o.robbed && !c.robbed && !w.shared[addr] {
+	if o := w.holder(addr, c); o != nil && o.shows(a) && !w.blind() && !w.mode.half() && !o.late() && !c.robbed && !w.shared[addr] {
 		w.violate("I11", "%s was given to container %d while the living container %d has it", addr, c.n, o.n)
 	}
 	w.taint(addr, c)
@@ -260,11 +260,19 @@ func (w *World) taint(addr string, c *container) {
 }
 
 // rob notes which ADDs in flight lose their reservations, in the wiped or renamed network:
-// nothing shows their addresses until they are on a link.
+// nothing shows their addresses until they are on a link. Ours waits for that, but not where
+// host-local writes a new last_reserved_ip.
 func (w *World) rob(net int) {
 	for _, c := range w.traces {
-		c.robbed = c.robbed || c.adding && c.nets&(1<<net) != 0
+		if c.adding && c.nets&(1<<net) != 0 {
+			c.robbed, c.robbedAt = w.cfg.IPAM != 1, w.mono
+		}
 	}
+}
+
+// late: its addresses came to a link long after its reservations were lost.
+func (c *container) late() bool {
+	return c.robbed || c.robbedAt > 0 && c.linkedAt-c.robbedAt >= trustAfter
 }
 
 // acknowledge: what c has in dir is durable from now on.

@@ -117,6 +117,20 @@ var stories = [...]string{
 	"add S 0 0\n audit\n unlearn\n reboot 0\n gc",
 	"add S 0 0\n leak S\n audit\n witness 2 3\n audit\n speak\n gc",
 	"add S 0 0\n leak S\n audit\n witness 2 3\n gc",
+	// What a stamp proves, and what not (healing).
+	"begin S 0 4\n wait 2\n heal 0\n wait 3\n heal 0",
+	"begin S 0 4\n abort S\n rmnetns S\n heal 0\n wait 2\n cnigc 0 0\n heal 0",
+	"add S 0 0\n crash S\n rmnetns S\n wait 5\n heal 0",
+	"add S 0 0\n leak S\n wait 4\n spoil S 4\n heal 0",
+	"add S 0 0\n leak S\n wait 5\n reuse S 0 4\n heal 0",
+	"add S 0 0\n sync\n audit\n power 1 7\n reuse S 0 4\n heal 0",
+	"begin S 0 4\n abort S\n rmnetns S\n begin S 0 4\n abort S\n rmnetns S\n begin S 0 4\n abort S\n rmnetns S\n begin S 0 4\n abort S\n rmnetns S\n begin S 0 4\n abort S\n rmnetns S\n wait 2\n add S 0 0\n add T 0 0",
+	// Names are lost (I11), once and again.
+	"add S 0 0\n wipe 0\n add T 0 0",
+	"begin S 0 3\n wipe 0\n add T 0 0\n finish S\n leak T\n add T 0 0\n leak T\n add T 0 0",
+	"add S 0 0\n rename 0\n add T 0 0",
+	"reboot 0\n add S 0 0\n wipe 0\n leak T\n add T 0 0\n leak T\n add T 0 0",
+	"add S 0 0\n leak T\n die T 0 30\n del 0\n die T 0 34\n del 0\n die T 0 38\n del 0\n die T 0 42\n del 0",
 }
 
 // next picks an operation that would do something; one in seven happens in the middle of

@@ -229,6 +229,7 @@ func (w *World) put(path string, content []byte) error {
 }
 
 func (w *World) setAddrs(c *container, n *network, net int) {
+	c.linkedAt = w.mono
 	if c.ns == nil || c.kind == gvisor || c.kind == vfio {
 		return
 	}

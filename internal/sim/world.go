@@ -50,22 +50,23 @@ type container struct {
 	since time.Duration // CLOCK_MONOTONIC when its ADD began
 	boot  int
 
-	adding  bool // an ADD is in flight, or ended and the sandbox is not started yet
-	visible bool // and its plugin shows as a process
-	up      bool // it runs
-	proc    bool // a process carries its ID
-	pid     int
-	listed  bool // its runtime has a record
-	ready   bool
-	created int64
-	ns      *netns
-	nsID    uint64    // of ns, also when that is gone
-	todo    []addStep // what of its ADD is to come
-	addrs   []netip.Addr
-	ours    bool // holdfast-ipam adds and deletes it, else host-local does
-	plug    *plugin
-	dieAt   int64 // the file call at which its plugin is killed; 0: none
-	robbed  bool  // its reservations were lost while its ADD was in flight
+	adding             bool // an ADD is in flight, or ended and the sandbox is not started yet
+	visible            bool // and its plugin shows as a process
+	up                 bool // it runs
+	proc               bool // a process carries its ID
+	pid                int
+	listed             bool // its runtime has a record
+	ready              bool
+	created            int64
+	ns                 *netns
+	nsID               uint64    // of ns, also when that is gone
+	todo               []addStep // what of its ADD is to come
+	addrs              []netip.Addr
+	ours               bool // holdfast-ipam adds and deletes it, else host-local does
+	plug               *plugin
+	dieAt              int64         // the file call at which its plugin is killed; 0: none
+	robbed             bool          // its reservations were lost while its ADD was in flight, and so that ours may not know; see rob
+	robbedAt, linkedAt time.Duration // when they were lost, and when its addresses came to a link
 }
 
 // living is the truth that every release is held against.
