@@ -87,6 +87,18 @@ func (w *World) checkLost() {
 	}
 }
 
+// forgetTwins drops what stands in its store again, word for word and by whomever, and whose copy
+// is gone: an undo that was killed is settled so.
+func (w *World) forgetTwins() {
+	w.ledger.moved = slices.DeleteFunc(w.ledger.moved, func(m *file) bool {
+		f := w.ledger.files[m.path]
+		return f != nil && bytes.Equal(f.content, m.content) && !slices.ContainsFunc(w.names(quarantineDir), func(n string) bool {
+			b, err := w.disk.ReadFile(quarantineDir + "/" + n)
+			return err == nil && bytes.Equal(b, m.content)
+		})
+	})
+}
+
 // forgetTorn drops what the power left in pieces in the quarantine: there is nothing to
 // lose any more.
 func (w *World) forgetTorn() {

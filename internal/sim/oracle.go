@@ -323,6 +323,7 @@ func (w *World) nobodyKnows(f *file) bool {
 // finish checks a command that has ended, or was killed.
 func (w *World) finish(r *run, rep Report, alive bool) {
 	w.observe(r)
+	w.forgetTwins()
 	duties := w.subject.Duties()
 	if alive && rep.Remembered && !r.faulty && !w.faults {
 		r.remembered()
