@@ -263,6 +263,9 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 			}
 		}
 	}
+	if n := s.stampedFor(r); n != nil && !slices.Contains(homes, n) {
+		homes = append(homes, n)
+	}
 	if r.Kind != claim.KindReservation {
 		if holders := s.cacheHolders(r, ids, homes); len(holders) > 0 {
 			return a.say(claim.WitnessKernel, Alive, "%s holds an address of its result", s.describe(holders[0])), append(homes, holders...)
@@ -306,6 +309,21 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 	}
 	a.Says = append(a.Says, Say{claim.WitnessKernel, Absent, "no network namespace of this node holds ", true})
 	return Absent, nil
+}
+
+// stampedFor returns the namespace that a reservation was made for, if processes use it and
+// nobody is known to live in it: it may be the container's whom no link and no runtime
+// shows. Inode numbers are used again, so one in which an attachment is known to live, or
+// that is unused, says nothing.
+func (s *scene) stampedFor(r *claim.Resource) *claim.Netns {
+	if r.Stamp == nil || r.Stamp.Boot != s.now.Boot || byAddress(r) {
+		return nil
+	}
+	n := s.byID[r.Stamp.Netns]
+	if n == nil || n.Host || !n.Used() || len(s.tenants[n.ID]) > 0 {
+		return nil
+	}
+	return n
 }
 
 // cacheHolders returns the namespaces that hold an address of a cached result, without
