@@ -64,7 +64,9 @@ func (r *request) sweep(ctx context.Context, valid *[]wire.Attachment) wire.Heal
 		DataDir: r.conf.DataDir, Network: r.conf.Name, Spare: r.args.ContainerID, Valid: valid,
 	}
 	p, err := askAgent(ctx, h.Socket, q)
-	if errors.Is(err, errNoAgent) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		// Nobody there, or nobody who can be understood. If it is at work all the same, the
+		// reapers' lock keeps the healer away.
 		p, err = r.runHealer(ctx, q, lock)
 	}
 	if err != nil {
