@@ -72,9 +72,9 @@ func judgeMutations() []mutation {
 		one("orphan", "no runtime need vouch for its name", judgeFile, "if !vouched && !s.c.Policy.Orphans {", "if !vouched && false {").by("verdict", "TestLaterIdleNetnsPinnedByAPerson|TestOrphaned"),
 		one("orphan", "a hold of an address does not keep its namespace", wordsFile, `if why := s.c.Policy.heldAnywhere(plain(x.Addr), s.read); why != "" {`, `if why := s.c.Policy.heldAnywhere(plain(x.Addr), s.read); false {`).by("verdict", "TestLaterIdleNetnsWithHeldAddress"),
 		one("orphan", "a path below /proc names a namespace", sceneFile, `if p == "" || strings.HasPrefix(p, "/proc/") {`, `if p == "" {`).by("verdict", "TestF13UsedAgainPID").blind(),
-		one("conflict", "an address that another's namespace holds is free", wordsFile, "		case !excused:", "		case false:"),
+		one("conflict", "an address that another's namespace holds is free", wordsFile, "		case !excused:", "		case false:").by("verdict", "TestConflict").blind(),
 		one("conflict", "an address that another is said to have is free", wordsFile, "		a.class, a.Rule, a.Holder = classConflict, \"claimed-by-other\", other", "		a.Rule, a.Holder = \"claimed-by-other\", other"),
-		one("conflict", "two namespaces with one address are no conflict", wordsFile, "if len(holders) > 1 {", "if false {").by("verdict", "TestKeepsCacheOfConflict|TestHeldTwiceKeepsOtherNetworks"),
+		one("conflict", "two namespaces with one address are no conflict", wordsFile, "if len(holders) > 1 {", "if false {").by("verdict", "TestKeepsCacheOfConflict|TestHeldTwiceKeepsOtherNetworks").blind(),
 		one("boot", "any other boot is past", wordsFile, "case a.prior != nil && s.past[a.prior.First.Boot]:", "case a.prior != nil && a.prior.First.Boot != s.now.Boot:").by("verdict", "TestF23BootHistory|TestMemoryOfAnAdversary"),
 		one("boot", "a boot ID that changed meanwhile counts", sceneFile, `if t.Boot.Current == "" || t.Boot.Current != s.now.Boot {`, "if false {").by("verdict", "TestF23BootHistory"),
 		one("boot", "a past boot that came back proves death", "internal/sys/state/boots.go", "	if h.Returned == \"\" {\n", "	if true {\n").
