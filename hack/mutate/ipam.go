@@ -10,7 +10,7 @@ func ipamMutations() []mutation {
 	return []mutation{
 		one("stamp", "of two reservations the cache entry has the older stamp", sceneFile, "(old == nil || s.younger(r.Stamp, old))", "(old == nil || !s.younger(r.Stamp, old))").by("verdict", "TestStampCoversTheCacheEntry"),
 		one("I11", "a directory is trusted whatever happened", storeFile, "	tx.Distrust = tx.x.head.distrust\n	return tx, nil\n", "	return tx, nil\n"),
-		one("I11", "a directory of which names are gone is trusted", scanFile, "x.head.distrust = max(x.head.distrust, sinceBoot)", "_ = x.head.distrust").by("sys/hostlocal", "TestDistrust|TestRescanDistrusts"),
+		one("I11", "a directory of which names are gone is trusted", scanFile, "x.head.distrust = max(x.head.distrust, sinceBoot)", "_ = x.head.distrust").by("sys/hostlocal", "TestDistrust|TestAnewDistrusts"),
 		one("I11", "a lost last_reserved_ip is nothing", storeFile, "if tx.x.head.distrust <= sinceBoot {", "if false {").by("sys/hostlocal", "TestDistrust"),
 		one("I11", "the first look of a boot is like any other", storeFile, `case tx.x.head.distrust == 0 && (s.cfg.Boot == "" || tx.x.head.boot != s.cfg.Boot):`, "case false:").by("sys/hostlocal", "TestDistrust"),
 		one("I11", "a new directory is like any other", storeFile, "	case s.Fresh:\n", "	case false:\n").by("sys/hostlocal", "TestDistrust"),
