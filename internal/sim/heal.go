@@ -116,6 +116,11 @@ func (w *World) promised(c *container, n *network, dir string) []*file {
 		if st == nil || f.c == nil || filepath.Dir(f.path) != dir || f.c.id == c.id || w.heldSomewhere(f.c.id) || !w.traceless(f.c.id) {
 			continue
 		}
+		// By its cached result it is that of a sandbox that is listed, if NotReady, and has no
+		// other reservation of it: until that one's longer grace is over it is in conflict.
+		if w.cachedBy(f, func(c *container) bool { return c.listed && !w.reserves(c.id, f.addr) }) != "" {
+			continue
+		}
 		age := w.mono - st.Mono
 		switch {
 		case st.Boot != w.boot():

@@ -367,7 +367,7 @@ func (w *World) overwrite(p string, c *container, content []byte) {
 	if w.put(p, content) == nil {
 		w.ledger.add(w, p, c, content).foreign = claim.ParseOwner(content).Shape == claim.ShapeForeign
 	} else if left, err := w.disk.ReadFile(p); err == nil && (w.ledger.files[p] == nil || !bytes.Equal(left, w.ledger.files[p].content)) {
-		w.ledger.add(w, p, c, left)
+		w.ledger.add(w, p, c, left).foreign = claim.ParseOwner(left).Shape == claim.ShapeForeign
 	}
 }
 

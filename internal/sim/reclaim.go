@@ -81,8 +81,10 @@ func (w *World) staysItself(f *file) (why string, all bool) {
 	case claim.ParseOwner(f.content).Shape == claim.ShapeNone && w.holder(f.addr, nil) != nil:
 		return "it names no owner, and its address lives", false
 	}
-	if id := w.cachedBy(f); id != "" {
-		return "by its cached result it is that of the living " + id, true
+	noOwner := claim.ParseOwner(f.content).Shape == claim.ShapeNone
+	// A file without an owner is also asked for by the namespaces of those.
+	if id := w.cachedBy(f, func(c *container) bool { return c.living() || w.excused(c) || c.ns != nil && noOwner }); id != "" {
+		return "by its cached result it is that of " + id + ", which counts as alive", true
 	}
 	if f.c != nil {
 		if why := w.disputed(f.c.id); why != "" {
@@ -124,12 +126,15 @@ func (w *World) nsStays(n *netns) string {
 	if w.rts[n.c.rt].name == "podman" {
 		return "no runtime vouches for its namespace"
 	}
-	for _, a := range n.addrs {
-		if w.holder(a.Addr.String(), n.c) != nil {
-			return "its namespace may be that of a living one whom the kernel does not show"
-		}
+	if w.mayBeLivings(n) {
+		return "its namespace may be that of a living one whom the kernel does not show"
 	}
 	return ""
+}
+
+// mayBeLivings: a living container other than n's own has an address that n has.
+func (w *World) mayBeLivings(n *netns) bool {
+	return slices.ContainsFunc(n.addrs, func(a claim.IfAddr) bool { return w.holder(a.Addr.String(), n.c) != nil })
 }
 
 func (n *netns) has(addr string) bool {
@@ -151,11 +156,15 @@ func (w *World) disputed(id string) string {
 			if w.contested(addr) {
 				return "two namespaces hold an address of its container"
 			}
-			if w.kernelHolder(addr) == nil {
+			n := w.kernelHolder(addr)
+			if n == nil {
 				continue
 			}
+			if !n.c.living() && w.mayBeLivings(n) && (w.reserves(id, addr) || slices.ContainsFunc(w.cachedAt(addr), func(name string) bool { return strings.Contains(name, id) })) {
+				return "a namespace with an address of its container may be that of a living one whom the kernel does not show"
+			}
 			for _, o := range w.traces {
-				if !o.living() && o.listed && slices.Contains(o.addrs, a) {
+				if w.excused(o) && slices.Contains(o.addrs, a) {
 					return "a NotReady sandbox and an unused namespace excuse each other"
 				}
 			}
@@ -174,19 +183,26 @@ func (w *World) reserves(id, addr string) bool {
 	return false
 }
 
-// cachedBy returns a living ID that has f's address by some cached result, such as one of
-// the container that had that ID before.
-func (w *World) cachedBy(f *file) string {
+// excused: a NotReady sandbox that counts as alive while some namespace has an address of it.
+func (w *World) excused(c *container) bool {
+	return !c.living() && c.listed && slices.ContainsFunc(c.addrs, func(a netip.Addr) bool { return w.kernelHolder(a.String()) != nil })
+}
+
+// cachedAt returns the names of the cached results that have the address.
+func (w *World) cachedAt(addr string) []string {
 	dir := cacheDir + "/results"
-	for _, name := range w.names(dir) {
+	return slices.DeleteFunc(w.names(dir), func(name string) bool {
 		b, err := w.disk.ReadFile(dir + "/" + name)
-		if err != nil || !strings.Contains(string(b), `"`+f.addr+`/`) {
-			continue
-		}
+		return err != nil || !strings.Contains(string(b), `"`+addr+`/`)
+	})
+}
+
+// cachedBy returns an ID that counts, other than f's, and has f's address by some cached
+// result, such as one of the container that had that ID before.
+func (w *World) cachedBy(f *file, counts func(c *container) bool) string {
+	for _, name := range w.cachedAt(f.addr) {
 		for _, c := range w.traces {
-			// A file without an owner is also asked for by the namespaces of those.
-			counts := c.living() || w.alive(c.id) || c.ns != nil && claim.ParseOwner(f.content).Shape == claim.ShapeNone
-			if counts && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
+			if counts(c) && strings.Contains(name, c.id) && (f.c == nil || c.id != f.c.id) {
 				return c.id
 			}
 		}
