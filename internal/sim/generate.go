@@ -129,6 +129,7 @@ var stories = [...]string{
 	"add S 0 0\n wipe 0\n add T 0 0",
 	"begin S 0 3\n wipe 0\n add T 0 0\n finish S\n leak T\n add T 0 0\n leak T\n add T 0 0",
 	"add S 0 0\n rename 0\n add T 0 0",
+	"add S 0 0\n wipe 0\n add T 0 0\n wait 4\n leak T\n begin T 0 19\n wipe 0\n add S 0 0\n finish T\n leak S\n add S 0 0\n leak S\n add S 0 0",
 	"reboot 0\n add S 0 0\n wipe 0\n leak T\n add T 0 0\n leak T\n add T 0 0",
 	"add S 0 0\n leak T\n die T 0 30\n del 0\n die T 0 34\n del 0\n die T 0 38\n del 0\n die T 0 42\n del 0",
 }

@@ -532,9 +532,8 @@ func (tx *Tx) Last(set int) (addr netip.Addr, ok bool) {
 		}
 	}
 	if err != nil {
-		if tx.x.head.distrust <= sinceBoot {
-			tx.x.head.distrust, tx.dirty = max(s.mono(), sinceBoot+1), true
-		}
+		// Anew with each loss: an ADD that was in flight at this one may have begun after the last.
+		tx.x.head.distrust, tx.dirty = max(s.mono(), sinceBoot+1), true
 		tx.Distrust = tx.x.head.distrust
 		return netip.Addr{}, false
 	}
