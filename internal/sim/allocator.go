@@ -237,7 +237,7 @@ func (w *World) turn(c *container, n *network, p *plugin, net int) error {
 // handOut is I11: an address goes to c.
 func (w *World) handOut(c *container, p *plugin, a netip.Addr) {
 	addr := a.String()
-	if o := w.holder(addr, c); o != nil && o.shows(a) && !w.blind() && !w.mode.half() && !o.late() && !c.robbed && !w.shared[addr] {
+	if o := w.holder(addr, c); o != nil && o.shows(a) && !w.blind() && !o.late() && !c.robbed && !w.shared[addr] {
 		w.violate("I11", "%s was given to container %d while the living container %d has it", addr, c.n, o.n)
 	}
 	w.taint(addr, c)
@@ -400,9 +400,10 @@ type kernelView struct {
 	blind bool
 }
 
-// blind: a plugin that looks at the kernel sees nothing of it.
+// blind: a plugin that looks at the kernel does not see the node whole. It is a child of the
+// runtime, whose view it has.
 func (w *World) blind() bool {
-	return w.mode.kernel == silent || w.mode.kernel == noVantage || w.mode.kernel == slow
+	return w.mode.half() || w.mode.kernel == silent || w.mode.kernel == noVantage || w.mode.kernel == slow
 }
 
 func (w *World) lookAtKernel() *kernelView {
