@@ -466,18 +466,24 @@ func lookAtKernel(ctx context.Context, now func() claim.Instant) *kernelView {
 		if t.Witness != claim.WitnessKernel {
 			continue
 		}
-		switch {
-		case t.State != claim.StateComplete || t.Kernel == nil:
+		if t.State != claim.StateComplete || t.Kernel == nil {
 			v.why = t.Detail
+			continue
+		}
+		// What is shown is held, also where not all is shown.
+		host := false
+		for _, n := range t.Kernel.Netns {
+			host = host || n.Host
+			v.netns[n.ID] = true
+			for _, a := range n.Addrs {
+				v.addrs[a.Addr] = true
+			}
+		}
+		switch {
 		case !t.Kernel.Vantage.Proven:
 			v.why = "no vantage: this is not the node's own PID namespace"
-		default:
-			for _, n := range t.Kernel.Netns {
-				v.netns[n.ID] = true
-				for _, a := range n.Addrs {
-					v.addrs[a.Addr] = true
-				}
-			}
+		case !host:
+			v.why = "the host's own network namespace is not among them"
 		}
 	}
 	if v.why != "" {
