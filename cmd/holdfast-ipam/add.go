@@ -120,6 +120,9 @@ func (a *adder) allocate(ctx context.Context) ([]*current.IPConfig, error) {
 			a.store.Anew()
 			a.anew = true
 		} else {
+			if err := a.store.SyncName(); err != nil {
+				return nil, err
+			}
 			a.view = lookAtKernel(ctx, a.r.clock.Now)
 			a.looks++
 		}

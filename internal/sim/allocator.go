@@ -179,14 +179,19 @@ func (w *World) turn(c *container, n *network, p *plugin, net int) error {
 	for range 3 {
 		switch {
 		case errors.Is(err, errLook):
+			err = p.store.SyncName()
 			p.view = w.lookAtKernel()
 		case errors.Is(err, errAnew):
+			err = nil
 			p.store.Anew()
 			p.anew = true
 		default:
 			continue
 		}
-		if err = p.draft(w, c, net); err == nil {
+		if err == nil {
+			err = p.draft(w, c, net)
+		}
+		if err == nil {
 			err = w.try(c, n, p, net)
 		}
 	}

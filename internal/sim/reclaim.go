@@ -110,15 +110,30 @@ func (w *World) goTogether(f, g *file) bool {
 	})
 }
 
-// namespacesOf are those of the dead that must go with f: what has its address, and its own.
+// namespacesOf are those of the dead that must go with f: what has its address, its own, and
+// what has an address of its attachment's cached result and is not known to be of another
+// who reserved that.
 func (w *World) namespacesOf(f *file) []*netns {
+	var result string
+	if o := claim.ParseOwner(f.content); o.Shape == claim.ShapeContainer {
+		b, _ := w.disk.ReadFile(cachePath(filepath.Base(filepath.Dir(f.path)), o.ID, o.IfName))
+		result = string(b)
+	}
 	var out []*netns
 	for _, n := range w.namespaces {
-		if !n.c.living() && (n.has(f.addr) || f.c != nil && n.c.id == f.c.id) {
+		cached := slices.ContainsFunc(n.addrs, func(a claim.IfAddr) bool {
+			return strings.Contains(result, `"`+a.Addr.String()+`/`) && !(w.known(n) && w.reserves(n.c.id, a.Addr.String()))
+		})
+		if !n.c.living() && (n.has(f.addr) || cached || f.c != nil && n.c.id == f.c.id) {
 			out = append(out, n)
 		}
 	}
 	return out
+}
+
+// known: a runtime or a cached result says whose namespace it is.
+func (w *World) known(n *netns) bool {
+	return n.c.listed || slices.ContainsFunc(w.names(cacheDir+"/results"), func(name string) bool { return strings.Contains(name, n.c.id) })
 }
 
 // nsStays says why a namespace of the dead may stay.

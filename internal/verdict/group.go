@@ -140,24 +140,27 @@ func together(list []Finding) {
 
 // addressLast lets a reservation wait for a cache entry of its container that only waits
 // for its own grace, as after an unhold or when it was written later: DEL and veth must not
-// come when the address is free already (I8).
+// come when the address is free already (I8). And for one of its attachment whose namespace
+// stays, since nobody vouches for it or another's reservation pins it: that is a piece that
+// can hold an address alive. What else keeps a cache entry keeps no address.
 func addressLast(list []Finding) {
-	var waits map[string]*Finding
+	waits := map[string]*Finding{}
+	stays := map[claim.Attachment]*Finding{}
 	for i := range list {
 		f := &list[i]
-		if f.Resource.Kind != claim.KindCache || f.Releasable || f.Wait <= 0 {
-			continue
-		}
-		for _, id := range f.Resource.Owner.Aliases() {
-			if waits == nil {
-				waits = map[string]*Finding{}
+		switch {
+		case f.Resource.Kind != claim.KindCache || f.Releasable:
+		case f.Wait > 0:
+			for _, id := range f.Resource.Owner.Aliases() {
+				if l := waits[id]; l == nil || f.Wait > l.Wait {
+					waits[id] = f
+				}
 			}
-			if l := waits[id]; l == nil || f.Wait > l.Wait {
-				waits[id] = f
-			}
+		case f.Verdict == Orphaned:
+			stays[f.Resource.Attachment()] = f
 		}
 	}
-	if waits == nil {
+	if len(waits)+len(stays) == 0 {
 		return
 	}
 	for i := range list {
@@ -165,21 +168,25 @@ func addressLast(list []Finding) {
 		if f.Resource.Kind != claim.KindReservation || !f.Releasable {
 			continue
 		}
+		l := stays[f.Resource.Attachment()]
 		for _, id := range f.Resource.Owner.Aliases() {
-			if l := waits[id]; l != nil {
-				f.Releasable, f.Wait = false, l.Wait
-				f.Why = "the address goes last, and its cache entry is still " + l.Verdict.String()
+			if l == nil {
+				l = waits[id]
 			}
+		}
+		if l != nil {
+			f.Releasable, f.Wait = false, l.Wait
+			f.Why = "the address goes last, and its cache entry is still " + l.Verdict.String()
 		}
 	}
 }
 
 // keepPinned keeps a namespace while a reservation of one of its addresses does not go:
 // in conflict, unreadable, foreign, another's. And all of them while a store could not be
-// listed whole, since nobody knows what is reserved there.
-func (s *scene) keepPinned(list []Finding) {
+// listed whole, since nobody knows what is reserved there. It reports whether it kept any.
+func (s *scene) keepPinned(list []Finding) (kept bool) {
 	if !slices.ContainsFunc(list, func(f Finding) bool { return f.Releasable && len(f.Netns) > 0 }) {
-		return
+		return false
 	}
 	all := ""
 	for _, st := range s.stores {
@@ -208,9 +215,11 @@ func (s *scene) keepPinned(list []Finding) {
 			}
 			if why != "" {
 				f.Releasable, f.Wait, f.Why = false, -1, "kept: "+why
+				kept = true
 			}
 		}
 	}
+	return kept
 }
 
 // nameOf is what people call a resource.

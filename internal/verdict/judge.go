@@ -66,8 +66,9 @@ func Judge(c *Case) *Judgement {
 	memory = slices.DeleteFunc(memory, func(s *Sighting) bool { return s == nil })
 	out.Memory = s.keepUnlisted(old, memory.With(fresh...))
 	s.idleNetns(out, old)
-	together(out.Findings)
-	s.keepPinned(out.Findings)
+	for together(out.Findings); s.keepPinned(out.Findings); {
+		together(out.Findings)
+	}
 	// Whoever the kernel cannot see may still have the address by its runtime's word, so
 	// nothing goes before that was asked.
 	if s.cri != nil && !s.cri.Detailed {

@@ -51,6 +51,34 @@ func TestLaterIdleNetnsPinnedByAPerson(t *testing.T) {
 	o.kept(cniMount)
 }
 
+// By its cached result the attachment has a second address, in a namespace that nobody uses.
+// While that stays, for nobody vouches for it, the address stays too, and DEL finds it: the
+// address goes last (I8). That of another attachment does not wait.
+func TestLaterAddressWaitsForTheNetnsOfItsResult(t *testing.T) {
+	for _, mount := range []string{cniMount, podmanMount} {
+		n := newNode(t)
+		n.bystander()
+		n.netns(50, 0, mount, "10.1.0.10")
+		p := n.reserve("10.1.0.9", idA)
+		c := n.cache(idA, "", "10.1.0.9", "10.1.0.10")
+		n.sweep()
+		n.wait(2 * orphanGrace)
+		o := n.sweep()
+		if mount == cniMount {
+			if !o.at(p).Releasable || !o.at(c).Releasable {
+				t.Error("kept though a runtime vouches for the namespace")
+			}
+			continue
+		}
+		o.kept(p)
+		o.kept(c)
+		n.caches[0].Owner.IfName = "net1"
+		if !n.sweep().at(p).Releasable {
+			t.Error("kept for another attachment")
+		}
+	}
+}
+
 // The run of idle sightings was of another namespace: the new one starts anew.
 func TestLaterOrphanInAnotherNetns(t *testing.T) {
 	for _, reserved := range []bool{true, false} {

@@ -121,6 +121,26 @@ func (s *Store) Sync() error {
 	return nil
 }
 
+// SyncName makes the directory's own name durable, and those above it on its device: whoever
+// made them, host-local or an ADD that was killed, may not have. Call it without the lock, and
+// before Trust, so that where the distrust has ended no later ADD of this boot needs to.
+func (s *Store) SyncName() error {
+	for dir := filepath.Clean(s.cfg.Dir); filepath.Dir(dir) != dir; {
+		dir = filepath.Dir(dir)
+		st, err := fsys.StatPath(s.fs, dir)
+		if err == nil && st.Key().Dev != s.key.Dev {
+			return nil
+		}
+		if err == nil {
+			err = fsys.SyncDir(s.fs, dir)
+		}
+		if err != nil {
+			return &Error{"fsync", dir, err}
+		}
+	}
+	return nil
+}
+
 // Content is what host-local 1.10 writes for an attachment (backend/disk, Reserve).
 func Content(id, ifName string) []byte {
 	return append(bytes.TrimSpace([]byte(id)), "\r\n"+ifName...)

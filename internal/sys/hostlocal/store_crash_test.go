@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -225,6 +226,38 @@ func TestTurnFailsAtEveryCall(t *testing.T) {
 					t.Errorf("%d failures", failed)
 				}
 			})
+		}
+	}
+}
+
+// A directory whose maker was killed before its name was durable: whoever makes sure of the
+// name, as ADD does at its look at the kernel, loses nothing with the power. Who does not
+// may.
+func TestSyncName(t *testing.T) {
+	for _, sync := range []bool{true, false} {
+		lost := 0
+		for seed := range uint64(40) {
+			y := newYard(t, memfs.Caps{})
+			maker := y.disk.Process()
+			y.must(maker.Mkdirat(unix.AT_FDCWD, filepath.Dir(memStore), 0o755))
+			y.must(maker.Mkdirat(unix.AT_FDCWD, memStore, 0o755))
+			maker.Kill()
+			p := y.disk.Process()
+			if sync {
+				s, err := OpenStore(y.config(p))
+				y.must(err)
+				y.must(s.SyncName())
+				y.must(s.Close())
+			}
+			y.must(y.add(p, "c", "10.0.0.4"))
+			p.Kill()
+			y.disk.Crash(rand.New(rand.NewPCG(seed, 1)))
+			if there, _ := y.files(); there["10.0.0.4"] != string(Content("c", "eth0")) {
+				lost++
+			}
+		}
+		if sync != (lost == 0) {
+			t.Errorf("name made durable: %v, and %d of 40 lost it", sync, lost)
 		}
 	}
 }
