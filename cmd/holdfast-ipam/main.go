@@ -8,12 +8,6 @@
 // one) before ADD fails. docs/ipam.md lists every difference.
 //
 // Non-scope: judging. This program links neither the judge nor a runtime's client.
-//
-// The runtime is told not to look for a CPU limit: it would read the mounts of the node,
-// some thousand lines on a full one, before the first line of ours runs.
-//
-//go:debug containermaxprocs=0
-//go:debug updatemaxprocs=0
 package main
 
 import (
