@@ -99,14 +99,15 @@ func (w *World) staysItself(f *file) (why string, all bool) {
 	return "", false
 }
 
-// goTogether: both are of one attachment, or a namespace that must go with f has g's address.
+// goTogether: both are of one attachment, or a namespace that must go with f has g's address,
+// or by the cached results an address of g's container, whose entries stay with g.
 func (w *World) goTogether(f, g *file) bool {
 	if filepath.Dir(f.path) == filepath.Dir(g.path) && bytes.Equal(f.content, g.content) && claim.ParseOwner(f.content).Shape == claim.ShapeContainer {
 		return true
 	}
 	// By the cached result also where the link does not show it.
 	return slices.ContainsFunc(w.namespacesOf(f), func(n *netns) bool {
-		return n.has(g.addr) || slices.ContainsFunc(n.c.addrs, func(a netip.Addr) bool { return a.String() == g.addr })
+		return n.has(g.addr) || n.c.hasAddr(g.addr) || w.cached(n.c.id, g.addr) || g.owner() != "" && w.cachedIn(n, g.owner())
 	})
 }
 
@@ -122,7 +123,7 @@ func (w *World) namespacesOf(f *file) []*netns {
 	var out []*netns
 	for _, n := range w.namespaces {
 		cached := slices.ContainsFunc(n.addrs, func(a claim.IfAddr) bool {
-			return strings.Contains(result, `"`+a.Addr.String()+`/`) && !(w.known(n) && w.reserves(n.c.id, a.Addr.String()))
+			return strings.Contains(result, `"`+a.Addr.String()+`/`) && !w.excludes(n, a.Addr.String())
 		})
 		if !n.c.living() && (n.has(f.addr) || cached || f.c != nil && n.c.id == f.c.id) {
 			out = append(out, n)
@@ -131,9 +132,18 @@ func (w *World) namespacesOf(f *file) []*netns {
 	return out
 }
 
-// known: a runtime or a cached result says whose namespace it is.
-func (w *World) known(n *netns) bool {
-	return n.c.listed || slices.ContainsFunc(w.names(cacheDir+"/results"), func(name string) bool { return strings.Contains(name, n.c.id) })
+// excludes: a runtime or a cached result says whose namespace it is, and that one reserved
+// the address: then it is nobody else's.
+func (w *World) excludes(n *netns, addr string) bool {
+	known := n.c.listed || slices.ContainsFunc(w.names(cacheDir+"/results"), func(name string) bool { return strings.Contains(name, n.c.id) })
+	return known && w.reserves(n.c.id, addr)
+}
+
+// cachedIn: by some cached result of the ID, an address that n has is that one's.
+func (w *World) cachedIn(n *netns, id string) bool {
+	return slices.ContainsFunc(n.addrs, func(a claim.IfAddr) bool {
+		return w.cached(id, a.Addr.String()) && !w.excludes(n, a.Addr.String())
+	})
 }
 
 // nsStays says why a namespace of the dead may stay.
@@ -175,7 +185,7 @@ func (w *World) disputed(id string) string {
 			if n == nil {
 				continue
 			}
-			if !n.c.living() && w.mayBeLivings(n) && (w.reserves(id, addr) || slices.ContainsFunc(w.cachedAt(addr), func(name string) bool { return strings.Contains(name, id) })) {
+			if !n.c.living() && w.mayBeLivings(n) && (w.reserves(id, addr) || w.cached(id, addr)) {
 				return "a namespace with an address of its container may be that of a living one whom the kernel does not show"
 			}
 			for _, o := range w.traces {
@@ -210,6 +220,11 @@ func (w *World) cachedAt(addr string) []string {
 		b, err := w.disk.ReadFile(dir + "/" + name)
 		return err != nil || !strings.Contains(string(b), `"`+addr+`/`)
 	})
+}
+
+// cached: some cached result of the ID has the address.
+func (w *World) cached(id, addr string) bool {
+	return slices.ContainsFunc(w.cachedAt(addr), func(name string) bool { return strings.Contains(name, id) })
 }
 
 // cachedBy returns an ID that counts, other than f's, and has f's address by some cached
