@@ -139,8 +139,8 @@ func (e slot) free(at time.Duration) {
 // index is one in memory.
 type index struct {
 	head  indexHead
-	data  []byte             // the slots, back to back
-	byIP  map[netip.Addr]int // slot by address; built when first needed
+	data  []byte   // the slots, back to back
+	byIP  *slotMap // slot by address; built when first needed
 	asked int
 	// changed are the slots to be written; whole means all.
 	changed []int
@@ -159,6 +159,49 @@ const keepFreed = time.Hour
 func (x *index) slots() int      { return len(x.data) / indexEntry }
 func (x *index) slot(i int) slot { return x.data[i*indexEntry : (i+1)*indexEntry] }
 
+// slotMap maps addresses to slots. IPv4 ones go by their number, which takes a third of the
+// time: a search through a full /16 is most of an ADD.
+type slotMap struct {
+	v4 map[uint32]int32
+	v6 map[netip.Addr]int32
+}
+
+func newSlotMap(size int) *slotMap {
+	return &slotMap{v4: make(map[uint32]int32, size), v6: map[netip.Addr]int32{}}
+}
+
+func v4Number(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.BigEndian.Uint32(b[:])
+}
+
+func (m *slotMap) get(a netip.Addr) (int, bool) {
+	var i int32
+	var ok bool
+	if a.Is4() {
+		i, ok = m.v4[v4Number(a)]
+	} else {
+		i, ok = m.v6[a]
+	}
+	return int(i), ok
+}
+
+func (m *slotMap) set(a netip.Addr, i int) {
+	if a.Is4() {
+		m.v4[v4Number(a)] = int32(i) // at most maxIndex
+	} else {
+		m.v6[a] = int32(i)
+	}
+}
+
+func (m *slotMap) remove(a netip.Addr) {
+	if a.Is4() {
+		delete(m.v4, v4Number(a))
+	} else {
+		delete(m.v6, a)
+	}
+}
+
 // find returns the slot of an address, used or freed. Most processes ask for two
 // addresses, for which a map of all is not worth it.
 func (x *index) find(addr netip.Addr) (int, bool) {
@@ -173,12 +216,12 @@ func (x *index) find(addr netip.Addr) (int, bool) {
 		return 0, false
 	}
 	if x.byIP == nil {
-		x.byIP = make(map[netip.Addr]int, x.slots()+1)
+		x.byIP = newSlotMap(x.slots() + 1)
 		for i := range x.slots() {
-			x.byIP[x.slot(i).addr()] = i
+			x.byIP.set(x.slot(i).addr(), i)
 		}
 	}
-	i, ok := x.byIP[addr]
+	i, ok := x.byIP.get(addr)
 	return i, ok
 }
 
@@ -200,8 +243,8 @@ func (x *index) take(addr netip.Addr, key ownerKey, st *fsys.Stat, now int64) {
 			x.data = append(x.data, make([]byte, indexEntry)...)
 		}
 		if x.byIP != nil {
-			delete(x.byIP, x.slot(i).addr())
-			x.byIP[addr] = i
+			x.byIP.remove(x.slot(i).addr())
+			x.byIP.set(addr, i)
 		}
 	}
 	x.slot(i).take(addr, key, st, now)

@@ -79,7 +79,7 @@ func (s *Store) scanned(x *index, tries int) (*index, error) {
 
 // scan reads the directory. What old knows of a file that is the same is not read again.
 func (s *Store) scan(old *index) (*index, error) {
-	x := &index{whole: true, byIP: map[netip.Addr]int{}}
+	x := &index{whole: true, byIP: newSlotMap(0)}
 	x.head.dir = s.key
 	if old != nil && old.head.dir == s.key {
 		x.head.boot, x.head.distrust = old.head.boot, old.head.distrust
@@ -113,7 +113,7 @@ func (s *Store) scan(old *index) (*index, error) {
 		// What vanished was freed at some time before now (for the cooldown).
 		for i := range old.slots() {
 			e := old.slot(i)
-			if _, ok := x.byIP[e.addr()]; ok {
+			if _, ok := x.byIP.get(e.addr()); ok {
 				continue
 			}
 			at := e.freed()
@@ -125,7 +125,7 @@ func (s *Store) scan(old *index) (*index, error) {
 			} else if at < s.mono()-keepFreed {
 				continue
 			}
-			x.byIP[e.addr()] = x.slots()
+			x.byIP.set(e.addr(), x.slots())
 			x.data = append(x.data, e...)
 			x.slot(x.slots() - 1).free(at)
 		}
