@@ -39,12 +39,14 @@ check: ## gofmt, vet, lint and the unit tests; no root, under two minutes
 
 # Lint first, then everything that shares the machine well, then the rest one package
 # at a time, then each fuzz target for some seconds. testsum prints the count last.
+# The soak plays the same seeds everywhere, so that it finds what a change broke; fresh
+# ones are for `make soak`.
 .PHONY: test
 test: ## installs and builds what the tests need and runs all of them
 	@export REQUIRE='$(REQUIRE)'; \
 	packages=$$($(GO) list ./...) || exit 1; \
 	serial=$$(echo "$$packages" | grep -E '$(SERIAL)' || true); \
-	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -check soak='$(GO) run ./hack/soak -for 60s -quiet' -fuzz 3s -fuzz-total 30s \
+	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -check soak='$(GO) run ./hack/soak -seed 30000 -seeds 4000 -for 60s -quiet' -fuzz 3s -fuzz-total 30s \
 		-- -count=1 -timeout 5m $$(echo "$$packages" | grep -Ev '$(SERIAL)') \
 		$${serial:+-- -count=1 -timeout 12m -p 1 $$serial}
 

@@ -28,6 +28,7 @@ func main() {
 	flag.DurationVar(&o.limit, "for", 10*time.Minute, "how long to run")
 	flag.IntVar(&o.workers, "j", runtime.GOMAXPROCS(0), "how many runs at a time")
 	flag.Uint64Var(&o.seed, "seed", 0, "the first seed; 0 takes one from the clock")
+	flag.Uint64Var(&o.seeds, "seeds", 0, "how many seeds at most, whatever the time; 0: no end")
 	flag.IntVar(&o.steps, "steps", 120, "operations a seed")
 	flag.BoolVar(&o.quiet, "quiet", false, "only the last line")
 	flag.Parse()
@@ -48,6 +49,7 @@ type options struct {
 	limit   time.Duration
 	workers int
 	seed    uint64
+	seeds   uint64
 	steps   int
 	quiet   bool
 }
@@ -87,8 +89,11 @@ func soak(ctx context.Context, o options, out io.Writer) bool {
 	for range o.workers {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				seed := o.seed + next.Add(1) - 1
-				if !t.add(seed, generate(seed, o.steps)) {
+				n := next.Add(1)
+				if o.seeds > 0 && n > o.seeds {
+					return
+				}
+				if seed := o.seed + n - 1; !t.add(seed, generate(seed, o.steps)) {
 					cancel()
 				}
 			}
