@@ -46,7 +46,7 @@ test: ## installs and builds what the tests need and runs all of them
 	@export REQUIRE='$(REQUIRE)'; \
 	packages=$$($(GO) list ./...) || exit 1; \
 	serial=$$(echo "$$packages" | grep -E '$(SERIAL)' || true); \
-	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -check soak='$(GO) run ./hack/soak -seed 30000 -seeds 4000 -for 60s -quiet' -fuzz 3s -fuzz-total 30s \
+	$(TESTSUM) $(CHECKS) -check deps='$(MAKE) -s deps' -check soak='$(GO) run ./hack/soak -seed 30000 -seeds 3000 -for 60s -quiet' -fuzz 3s -fuzz-total 30s \
 		-- -count=1 -timeout 5m $$(echo "$$packages" | grep -Ev '$(SERIAL)') \
 		$${serial:+-- -count=1 -timeout 12m -p 1 $$serial}
 
