@@ -51,7 +51,7 @@ func main() {
 
 // seeds is how many each mutant runs on; several times what the slowest took when it was
 // written, since every change of the simulator shuffles them.
-const seeds = 200
+const seeds = 450
 
 type options struct {
 	seeds, jobs int
