@@ -343,6 +343,9 @@ func (w *World) reserveOne(c *container, n *network, p *plugin, tx *hostlocal.Tx
 		p.taken = append(p.taken, h)
 		return nil
 	}
+	if fam >= len(p.drafts) {
+		return errElse // finished by what happened in the middle of its own healing
+	}
 	start := 0
 	if last, ok := tx.Last(fam); ok {
 		if f, i := n.index(last); i >= 0 && f == fam {
