@@ -312,7 +312,7 @@ func (s *scene) sayKernel(a *assessment, ids []string) (Word, []*claim.Netns) {
 }
 
 // stampedFor returns the namespace that a reservation was made for, if processes use it and
-// nobody is known to live in it: it may be the container's whom no link and no runtime
+// nobody is known to live in it, nor has reserved what it holds: it may be the container's whom no link and no runtime
 // shows. Inode numbers are used again, so one in which an attachment is known to live, or
 // that is unused, says nothing.
 func (s *scene) stampedFor(r *claim.Resource) *claim.Netns {
@@ -320,10 +320,25 @@ func (s *scene) stampedFor(r *claim.Resource) *claim.Netns {
 		return nil
 	}
 	n := s.byID[r.Stamp.Netns]
-	if n == nil || n.Host || !n.Used() || len(s.tenants[n.ID]) > 0 {
+	if n == nil || n.Host || !n.Used() || len(s.tenants[n.ID]) > 0 || s.hasReserved(n, r.Owner.ID) {
 		return nil
 	}
 	return n
+}
+
+// hasReserved reports whether an address of n is reserved by somebody else than id: then n
+// is theirs. Hardly anybody asks, so it looks through all there is.
+func (s *scene) hasReserved(n *claim.Netns, id string) bool {
+	for i := range s.c.Snapshots {
+		for j := range s.c.Snapshots[i].Resources {
+			o := &s.c.Snapshots[i].Resources[j]
+			if o.Kind == claim.KindReservation && o.Owner.Shape == claim.ShapeContainer && o.Owner.ID != id &&
+				slices.ContainsFunc(n.Addrs, func(a claim.IfAddr) bool { return plain(a.Addr) == o.Addr }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // cacheHolders returns the namespaces that hold an address of a cached result, without

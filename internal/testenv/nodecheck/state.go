@@ -127,7 +127,11 @@ func (c *checker) quarantine(entries map[string]journal.Entry) {
 // goneAgain reports whether the path of an undone release was released later.
 func (c *checker) goneAgain(entries map[string]journal.Entry, undone journal.Entry) bool {
 	for _, e := range entries {
-		if e.ID > undone.ID && isReservation(e) && e.Release.Path == undone.Release.Path {
+		if e.ID == undone.ID || !isReservation(e) || e.Release.Path != undone.Release.Path {
+			continue
+		}
+		// IDs of one second are in no order.
+		if _, later := e.Intent.Since(undone.Intent); later || e.Intent.Boot != undone.Intent.Boot && e.ID > undone.ID {
 			return true
 		}
 	}
