@@ -72,6 +72,10 @@ func TestStampTable(t *testing.T) {
 		{name: "pressure: namespace there, empty", age: pressure, netns: gone, set: press(func(n *node) { n.netns(gone, 0, "") }), want: Suspect},
 		{name: "pressure: its namespace is in use, by nobody known", age: pressure, netns: gone, set: press(func(n *node) { n.netns(gone, 1, cniMount, "10.1.0.77") }), want: InUse},
 		{name: "its namespace is in use by nobody known, at the grace", age: grace, netns: gone, set: press(func(n *node) { n.netns(gone, 1, cniMount, "10.1.0.77") }), want: InUse},
+		{name: "the inode is another's by now, who has reserved what it holds", age: grace, netns: gone, set: press(func(n *node) {
+			n.netns(gone, 1, cniMount, "10.1.0.77")
+			n.reserve("10.1.0.77", idB)
+		}), want: Leaked, rel: true, rule: "stamp-age"},
 		{name: "the inode is another's by now, who is known", age: grace, netns: gone, set: press(func(n *node) {
 			n.netns(gone, 1, cniMount, "10.1.0.77")
 			n.reserve("10.1.0.77", idB)
