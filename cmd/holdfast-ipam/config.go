@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +33,8 @@ const (
 	stateWait = 200 * time.Millisecond
 	// maxWait bounds what a person can ask for: the kubelet gives an ADD 2 minutes.
 	maxWait = time.Hour
+	// largeDir is the size in bytes of a directory of some thousand names.
+	largeDir = 64 << 10
 )
 
 // extras are the keys of "ipam" that host-local does not have. All are optional.
@@ -126,6 +129,11 @@ func (r *request) dir() string { return filepath.Join(r.conf.DataDir, r.conf.Nam
 
 // open opens the store. A boot ID that cannot be read leaves reservations unstamped.
 func (r *request) open() (*hostlocal.Store, error) {
+	if st, err := os.Stat(r.dir()); err == nil && st.Size() > largeDir {
+		// A process of some milliseconds and MB is through before a collection pays. To say so stops
+		// the world once, which a small network would pay for nothing.
+		debug.SetGCPercent(-1)
+	}
 	return hostlocal.OpenStore(hostlocal.StoreConfig{
 		Dir: r.dir(), RunDir: r.extras.RunDir, LockWait: time.Duration(r.extras.LockTimeout), Proc: "/proc",
 		Boot: r.clock.Now().Boot, Mono: func() time.Duration { return r.clock.Now().Mono },

@@ -12,7 +12,6 @@ package main
 
 import (
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -26,8 +25,6 @@ var (
 )
 
 func main() {
-	// A process of some milliseconds and MB is through before a collection pays.
-	debug.SetGCPercent(-1)
 	// A runtime that does not read any more must not end us before what was reserved is
 	// taken back.
 	signal.Ignore(syscall.SIGPIPE)

@@ -44,6 +44,7 @@ func ringOf(dir string) ring {
 		{"internal/fsys/memfs", ringTest},
 		{"internal/fsys", ringBase},
 		{"internal/failpoint", ringBase},
+		{"internal/crc32c", ringBase},
 		{"internal/sweep", ringEngine},
 		{"internal/attach", ringEngine},
 		{"internal/journal", ringEngine},

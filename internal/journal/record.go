@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"net/netip"
 	"unicode/utf8"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/crc32c"
 )
 
 // Type says what a record tells.
@@ -112,8 +112,6 @@ const (
 	prefix  = 9       // 8 hex digits and a space
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // Check says why a record cannot be written, or nil. A caller that journals many in
 // one batch asks first and leaves out what cannot be journalled; that is then not
 // released (I3).
@@ -194,7 +192,7 @@ func appendLine(dst []byte, v any) ([]byte, error) {
 	if prefix+len(body)+1 > MaxLine {
 		return dst, fmt.Errorf("%w: a record of %d bytes, more than %d", ErrInvalid, prefix+len(body)+1, MaxLine)
 	}
-	dst = fmt.Appendf(dst, "%08x ", crc32.Checksum(body, castagnoli))
+	dst = fmt.Appendf(dst, "%08x ", crc32c.Checksum(body))
 	dst = append(dst, body...)
 	return append(dst, '\n'), nil
 }
@@ -225,7 +223,7 @@ func body(line []byte) ([]byte, error) {
 			return nil, errors.New("no checksum in front")
 		}
 	}
-	if crc32.Checksum(line[prefix:], castagnoli) != want {
+	if crc32c.Checksum(line[prefix:]) != want {
 		return nil, errCRC
 	}
 	return line[prefix:], nil

@@ -3,13 +3,13 @@ package hostlocal
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"hash/fnv"
 	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/crc32c"
 	"github.com/holdfast-cni/holdfast/internal/failpoint"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
@@ -59,8 +59,6 @@ type indexHead struct {
 	entries  int
 }
 
-func crcOf(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
-
 func (h *indexHead) marshal() []byte {
 	b := make([]byte, indexHeader)
 	copy(b, indexMagic)
@@ -72,7 +70,7 @@ func (h *indexHead) marshal() []byte {
 	le.PutUint64(b[72:], uint64(h.distrust))
 	le.PutUint32(b[80:], uint32(h.entries))
 	le.PutUint64(b[84:], uint64(h.ctime))
-	le.PutUint32(b[indexHeader-4:], crcOf(b[:indexHeader-4]))
+	le.PutUint32(b[indexHeader-4:], crc32c.Checksum(b[:indexHeader-4]))
 	return b
 }
 
@@ -80,7 +78,7 @@ func (h *indexHead) marshal() []byte {
 func parseIndexHead(b []byte) (h indexHead, ok bool) {
 	le := binary.LittleEndian
 	if len(b) < indexHeader || string(b[:8]) != indexMagic ||
-		crcOf(b[:indexHeader-4]) != le.Uint32(b[indexHeader-4:]) {
+		crc32c.Checksum(b[:indexHeader-4]) != le.Uint32(b[indexHeader-4:]) {
 		return h, false
 	}
 	h.dir = fsys.Key{Dev: le.Uint64(b[8:]), Ino: le.Uint64(b[16:])}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/crc32c"
 	"github.com/holdfast-cni/holdfast/internal/fsys"
 	"github.com/holdfast-cni/holdfast/internal/fsys/memfs"
 )
@@ -47,7 +48,7 @@ func TestIndexDamaged(t *testing.T) {
 		return func(y *yard, path string, b []byte) { y.must(y.disk.WriteFile(path, change(b))) }
 	}
 	crc := func(b []byte) []byte {
-		sum := crcOf(b[:indexHeader-4])
+		sum := crc32c.Checksum(b[:indexHeader-4])
 		b[indexHeader-4], b[indexHeader-3], b[indexHeader-2], b[indexHeader-1] = byte(sum), byte(sum>>8), byte(sum>>16), byte(sum>>24)
 		return b
 	}
@@ -264,7 +265,7 @@ func FuzzIndex(f *testing.F) {
 		if x == nil {
 			return
 		}
-		if len(b) < indexHeader+x.slots()*indexEntry || crcOf(b[:indexHeader-4]) != crcOf(x.head.marshal()[:indexHeader-4]) && bytes.Equal(b[84:indexHeader-4], make([]byte, indexHeader-4-84)) && bytes.IndexByte(b[32:72], 0) == len(x.head.boot) {
+		if len(b) < indexHeader+x.slots()*indexEntry || crc32c.Checksum(b[:indexHeader-4]) != crc32c.Checksum(x.head.marshal()[:indexHeader-4]) && bytes.Equal(b[84:indexHeader-4], make([]byte, indexHeader-4-84)) && bytes.IndexByte(b[32:72], 0) == len(x.head.boot) {
 			t.Errorf("a header of %+v is believed", x.head)
 		}
 		for i := range x.slots() {

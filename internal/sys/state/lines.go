@@ -5,9 +5,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"strconv"
+
+	"github.com/holdfast-cni/holdfast/internal/crc32c"
 )
 
 // Every file is lines of text:
@@ -25,11 +26,9 @@ const (
 	maxFile  = 256 << 20 // bytes
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 func headerLine(name string, v int) []byte {
 	b := fmt.Appendf(nil, "holdfast-%s %d", name, v)
-	return fmt.Appendf(b, " %08x\n", crc32.Checksum(b, castagnoli))
+	return fmt.Appendf(b, " %08x\n", crc32c.Checksum(b))
 }
 
 // damaged is the reason why something is no file of ours. Dir turns it into a
@@ -61,13 +60,14 @@ func readLines(r io.Reader, size int64, name string, fn func(line []byte) error)
 	if err := checkHeader(line, name); err != nil {
 		return err
 	}
-	sum := crc32.Update(0, castagnoli, line)
+	var sum crc32c.Digest
+	sum.Add(line)
 	for n := 0; ; n++ {
 		if line, err = next(); err != nil {
 			return err
 		}
 		if bytes.HasPrefix(line, []byte("end ")) {
-			if string(line) != string(endLine(n, sum)) {
+			if string(line) != string(endLine(n, sum.Sum())) {
 				return damaged("the checksum does not match")
 			}
 			if _, err := br.ReadByte(); !errors.Is(err, io.EOF) {
@@ -81,7 +81,7 @@ func readLines(r io.Reader, size int64, name string, fn func(line []byte) error)
 		if n == maxLines {
 			return damaged("too many lines")
 		}
-		sum = crc32.Update(sum, castagnoli, line)
+		sum.Add(line)
 		if err := fn(line[:len(line)-1]); err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func checkHeader(line []byte, name string) error {
 type lineWriter struct {
 	w   *bufio.Writer
 	n   int
-	sum uint32
+	sum crc32c.Digest
 	err error
 }
 
@@ -133,12 +133,12 @@ func (lw *lineWriter) put(b []byte) {
 	if lw.err != nil {
 		return
 	}
-	lw.sum = crc32.Update(lw.sum, castagnoli, b)
+	lw.sum.Add(b)
 	_, lw.err = lw.w.Write(b)
 }
 
 func (lw *lineWriter) finish() error {
-	lw.put(endLine(lw.n, lw.sum))
+	lw.put(endLine(lw.n, lw.sum.Sum()))
 	if lw.err == nil {
 		lw.err = lw.w.Flush()
 	}
