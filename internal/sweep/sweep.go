@@ -374,3 +374,12 @@ func (e *Engine) newSweep() (string, error) {
 	}
 	return id, nil
 }
+
+// Adopted is one live attachment whose reservation was missing, and what became of it.
+type Adopted struct {
+	ID      string
+	Finding *verdict.Finding
+	// Outcome is the journal's word.
+	Outcome string
+	Err     error
+}
