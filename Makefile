@@ -55,7 +55,7 @@ test: ## installs and builds what the tests need and runs all of them
 .PHONY: deps
 deps:
 	@sh hack/apt.sh
-	@$(GO) run ./hack/testbin containerd cniplugins pause >/dev/null
+	@$(GO) run ./hack/testbin containerd cniplugins pause kubernetes >/dev/null
 
 .PHONY: fmt
 fmt:

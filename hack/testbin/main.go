@@ -1,7 +1,7 @@
 // Command testbin builds the foreign programs that tests and the demo run against,
 // once per machine, and prints the directories that hold them.
 //
-//	go run ./hack/testbin containerd cniplugins pause
+//	go run ./hack/testbin containerd cniplugins pause kubernetes
 //	go run ./hack/testbin bridge host-local
 //
 // A name is a group or one program of a group. One line is printed for each distinct

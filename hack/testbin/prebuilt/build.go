@@ -115,14 +115,14 @@ func (b Builder) ensure(ctx context.Context, w want) (string, error) {
 
 // flags are the build's flags. -buildvcs=false, since the clone's commit says nothing
 // of a foreign program and would differ from one clone to the next.
-func flags() []string {
-	return []string{"-buildvcs=false", "-trimpath", "-ldflags=-s -w"}
+func (g group) flags() []string {
+	return []string{"-buildvcs=false", "-trimpath", strings.Join(append([]string{"-ldflags=-s -w"}, g.ldflags...), " ")}
 }
 
 // key is a hash of all that decides what comes out of the build.
 func (b Builder) key(g group) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s %s %q CGO_ENABLED=0 %q\n", runtime.Version(), runtime.GOARCH, flags(), g.packages)
+	fmt.Fprintf(h, "%s %s %q CGO_ENABLED=0 %q\n", runtime.Version(), runtime.GOARCH, g.flags(), g.packages)
 	for _, glob := range g.inputs {
 		files, err := filepath.Glob(filepath.Join(b.Root, g.dir, glob))
 		if err != nil {
@@ -177,7 +177,7 @@ func (b Builder) build(ctx context.Context, dir string, w want) error {
 	}
 	fmt.Fprintf(b.Progress, "testbin: building %s\n", strings.Join(names, " "))
 	began := time.Now()
-	args := slices.Concat([]string{"build"}, flags(), []string{"-o", scratch + "/"}, packages)
+	args := slices.Concat([]string{"build"}, w.group.flags(), []string{"-o", scratch + "/"}, packages)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = filepath.Join(b.Root, w.group.dir)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=", "GOWORK=off")

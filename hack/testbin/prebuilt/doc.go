@@ -1,5 +1,5 @@
-// Package prebuilt builds pinned foreign programs (containerd, the CNI plugins, the
-// pause program) into a cache outside the clone.
+// Package prebuilt builds pinned foreign programs (containerd, the CNI plugins,
+// Kubernetes, the pause program) into a cache outside the clone.
 //
 // Scope: which programs there are, the cache's key and place, building what is
 // missing, once, however many runs ask for it at the same time.

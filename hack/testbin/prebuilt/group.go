@@ -15,13 +15,20 @@ type group struct {
 	inputs []string
 	// packages are import paths; the last element is the program's name.
 	packages []string
+	// ldflags are added to those that every group is linked with.
+	ldflags []string
 }
 
 // groups returns every group. containerd and the plugins are modules of their own:
 // what they need must not choose the versions that holdfast itself is built with, and
 // the demo must not wait for containerd.
 func groups() []group {
-	const plugins = "github.com/containernetworking/plugins/plugins/"
+	const (
+		plugins    = "github.com/containernetworking/plugins/plugins/"
+		kubernetes = "k8s.io/kubernetes/cmd/"
+		// As in hack/testbin/kubernetes/go.mod.
+		kubernetesVersion = "v1.37.2"
+	)
 	return []group{
 		{
 			name: "containerd", dir: "hack/testbin/containerd", inputs: []string{"go.mod", "go.sum"},
@@ -36,6 +43,21 @@ func groups() []group {
 				plugins + "main/bridge", plugins + "main/ptp", plugins + "main/macvlan", plugins + "main/loopback",
 				plugins + "meta/portmap", plugins + "meta/firewall", plugins + "meta/bandwidth", plugins + "meta/tuning",
 				plugins + "ipam/host-local", plugins + "ipam/static",
+			},
+		},
+		{
+			name: "kubernetes", dir: "hack/testbin/kubernetes", inputs: []string{"go.mod", "go.sum"},
+			packages: []string{
+				kubernetes + "kube-apiserver", kubernetes + "kube-controller-manager", kubernetes + "kube-scheduler",
+				kubernetes + "kubelet", kubernetes + "kubectl",
+			},
+			// Without a version a kubelet and an API server say v0.0.0-master, which
+			// clients refuse to compare with.
+			ldflags: []string{
+				"-X k8s.io/component-base/version.gitVersion=" + kubernetesVersion,
+				"-X k8s.io/component-base/version.gitMajor=1",
+				"-X k8s.io/component-base/version.gitMinor=37",
+				"-X k8s.io/client-go/pkg/version.gitVersion=" + kubernetesVersion,
 			},
 		},
 		{name: "pause", dir: "hack/pause", inputs: []string{"*.go"}, packages: []string{"."}},
