@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"github.com/holdfast-cni/holdfast/cmd/holdfast-ipam/allocator"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
@@ -56,7 +56,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 	var full *fullError
 	if errors.As(err, &full) {
 		// More may wait than one sweep releases, which is capped: then another is due.
-		until := time.Now().Add(time.Duration(r.extras.Heal.Timeout))
+		until := time.Now().Add(r.extras.Heal.timeout)
 		for more := true; more && errors.As(err, &full); {
 			healed := r.heal(ctx, full)
 			// Whatever it says: some may have gone before it failed, or by a DEL meanwhile.
@@ -375,7 +375,7 @@ func (t *turn) next(i int, set *allocator.RangeSet) (*current.IPConfig, error) {
 		return nil, errLook
 	}
 	held := 0
-	for _, cooldown := range []time.Duration{time.Duration(t.a.r.extras.Cooldown), 0} {
+	for _, cooldown := range []time.Duration{t.a.r.extras.Cooldown, 0} {
 		held = 0
 		for w := newWalk(set, last); ; {
 			addr, s := w.next()

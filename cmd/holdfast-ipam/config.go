@@ -1,21 +1,20 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"github.com/holdfast-cni/holdfast/cmd/holdfast-ipam/allocator"
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
@@ -40,14 +39,14 @@ const (
 // extras are the keys of "ipam" that host-local does not have. All are optional.
 type extras struct {
 	// Cooldown: an address is not handed out again for that long while others are free.
-	Cooldown duration `json:"cooldown"`
+	Cooldown time.Duration
 	// LockTimeout bounds the wait for host-local's lock.
-	LockTimeout duration `json:"lockTimeout"`
+	LockTimeout time.Duration
 	// RunDir holds the index and the healer's lock.
-	RunDir string `json:"runDir"`
+	RunDir string
 	// StateDir is holdfast's, where the boots that were seen are noted.
-	StateDir string     `json:"stateDir"`
-	Heal     healConfig `json:"heal"`
+	StateDir string
+	Heal     healConfig
 }
 
 // healConfig says how a full network is healed.
@@ -56,26 +55,13 @@ type healConfig struct {
 	// Binary is holdfast; the one beside this plugin if empty.
 	Binary string `json:"binary"`
 	// Args are further arguments of `holdfast heal`.
-	Args    []string `json:"args"`
-	Timeout duration `json:"timeout"`
+	Args []string `json:"args"`
+	// Timeout is a duration as text.
+	Timeout json.RawMessage `json:"timeout"`
 	// Socket is the agent's.
 	Socket string `json:"socket"`
-}
 
-// duration is a Go duration as text.
-type duration time.Duration
-
-func (d *duration) UnmarshalJSON(b []byte) error {
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return fmt.Errorf("%s is no duration such as \"30s\" or \"5m\"", b)
-	}
-	v, err := time.ParseDuration(s)
-	if err != nil || v < 0 || v > maxWait {
-		return fmt.Errorf("%q is no duration from \"0s\" to \"1h\", such as \"30s\" or \"5m\"", s)
-	}
-	*d = duration(v)
-	return nil
+	timeout time.Duration
 }
 
 // request is one call of the plugin.
@@ -90,39 +76,88 @@ type request struct {
 // parse reads configuration and environment; what it refuses, host-local refuses with the
 // same words.
 func parse(args *skel.CmdArgs) (*request, error) {
-	if err := checkRequested(args.StdinData); err != nil {
-		return nil, err
-	}
 	conf, v, err := allocator.LoadIPAMConfig(args.StdinData, args.Args)
+	var null *allocator.NullError
+	if errors.As(err, &null) {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := checkDurations(args.StdinData); err != nil {
-		return nil, err
-	}
-	var own struct {
-		IPAM extras `json:"ipam"`
-	}
-	// Reflection on a type costs more than all else here, and few configurations have these.
-	if mentions(args.StdinData, "cooldown", "locktimeout", "rundir", "statedir", "heal") {
-		if err := json.Unmarshal(args.StdinData, &own); err != nil {
-			return nil, types.NewError(types.ErrInvalidNetworkConfig, "ipam: "+err.Error(), "")
-		}
-	}
-	for field, path := range map[string]string{"ipam.runDir": own.IPAM.RunDir, "ipam.stateDir": own.IPAM.StateDir, "ipam.heal.binary": own.IPAM.Heal.Binary, "ipam.heal.socket": own.IPAM.Heal.Socket} {
-		if path != "" && !filepath.IsAbs(path) {
-			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("%s is %q; allowed is an absolute path", field, path), "")
-		}
+	own, err := parseOwn(conf.Own)
+	if err != nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
 	}
 	// The name becomes a directory's. libcni refuses most of this, but not every caller is libcni.
 	if n := conf.Name; n == "" || n == "." || n == ".." || strings.ContainsAny(n, "/\x00") {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("name is %q; allowed is what can be the name of a directory", n), "")
 	}
 	conf.DataDir = cmp.Or(conf.DataDir, defaultDataDir)
-	own.IPAM.RunDir = cmp.Or(own.IPAM.RunDir, defaultRunDir)
-	own.IPAM.Heal.Timeout = cmp.Or(own.IPAM.Heal.Timeout, duration(defaultHeal))
-	own.IPAM.Heal.Socket = cmp.Or(own.IPAM.Heal.Socket, filepath.Join(own.IPAM.RunDir, "agent.sock"))
-	return &request{args: args, conf: conf, version: v, extras: own.IPAM, clock: boot.NewClock("/proc")}, nil
+	return &request{args: args, conf: conf, version: v, extras: own, clock: boot.NewClock("/proc")}, nil
+}
+
+// parseOwn reads our own keys. An error names the key.
+func parseOwn(keys allocator.Own) (extras, error) {
+	var own extras
+	for _, f := range []struct {
+		name string
+		text json.RawMessage
+		into any
+	}{
+		{"ipam.cooldown", keys.Cooldown, &own.Cooldown},
+		{"ipam.lockTimeout", keys.LockTimeout, &own.LockTimeout},
+		{"ipam.runDir", keys.RunDir, &own.RunDir},
+		{"ipam.stateDir", keys.StateDir, &own.StateDir},
+		{"ipam.heal", keys.Heal, &own.Heal},
+	} {
+		if f.text == nil {
+			continue
+		}
+		var err error
+		if d, ok := f.into.(*time.Duration); ok {
+			*d, err = parseDuration(f.text)
+		} else {
+			err = json.Unmarshal(f.text, f.into)
+		}
+		name := f.name
+		if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) && wrong.Field != "" {
+			name += "." + wrong.Field
+		}
+		if err != nil {
+			return own, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	own.Heal.timeout = defaultHeal
+	if own.Heal.Timeout != nil {
+		d, err := parseDuration(own.Heal.Timeout)
+		if err != nil {
+			return own, fmt.Errorf("ipam.heal.timeout: %w", err)
+		}
+		own.Heal.timeout = cmp.Or(d, defaultHeal)
+	}
+	for _, f := range []struct{ name, path string }{
+		{"ipam.runDir", own.RunDir}, {"ipam.stateDir", own.StateDir}, {"ipam.heal.binary", own.Heal.Binary}, {"ipam.heal.socket", own.Heal.Socket},
+	} {
+		if f.path != "" && !filepath.IsAbs(f.path) {
+			return own, fmt.Errorf("%s is %q; allowed is an absolute path", f.name, f.path)
+		}
+	}
+	own.RunDir = cmp.Or(own.RunDir, defaultRunDir)
+	own.Heal.Socket = cmp.Or(own.Heal.Socket, filepath.Join(own.RunDir, "agent.sock"))
+	return own, nil
+}
+
+// parseDuration reads a Go duration as JSON text.
+func parseDuration(text json.RawMessage) (time.Duration, error) {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return 0, fmt.Errorf("%s is no duration such as \"30s\" or \"5m\"", text)
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v < 0 || v > maxWait {
+		return 0, fmt.Errorf("%q is no duration from \"0s\" to \"1h\", such as \"30s\" or \"5m\"", s)
+	}
+	return v, nil
 }
 
 func (r *request) dir() string { return filepath.Join(r.conf.DataDir, r.conf.Name) }
@@ -135,7 +170,7 @@ func (r *request) open() (*hostlocal.Store, error) {
 		debug.SetGCPercent(-1)
 	}
 	return hostlocal.OpenStore(hostlocal.StoreConfig{
-		Dir: r.dir(), RunDir: r.extras.RunDir, LockWait: time.Duration(r.extras.LockTimeout), Proc: "/proc",
+		Dir: r.dir(), RunDir: r.extras.RunDir, LockWait: r.extras.LockTimeout, Proc: "/proc",
 		Boot: r.clock.Now().Boot, Mono: func() time.Duration { return r.clock.Now().Mono },
 	})
 }
@@ -157,71 +192,6 @@ func (r *request) close(s *hostlocal.Store) {
 	}
 	_, _ = d.ObserveBoot(current)
 	_ = d.Close()
-}
-
-// mentions reports whether a JSON text may have one of these words, which are in lower
-// case, somewhere: keys match in any case, and any character may be written as an escape.
-func mentions(text []byte, words ...string) bool {
-	text = bytes.ToLower(text)
-	for _, w := range append(words, `\u`) {
-		if bytes.Contains(text, []byte(w)) {
-			return true
-		}
-	}
-	return false
-}
-
-// checkDurations refuses what is no duration, by the name of its field, which the error of
-// encoding/json does not have.
-func checkDurations(stdin []byte) error {
-	var c struct {
-		IPAM struct {
-			Cooldown    json.RawMessage `json:"cooldown"`
-			LockTimeout json.RawMessage `json:"lockTimeout"`
-			Heal        struct {
-				Timeout json.RawMessage `json:"timeout"`
-			} `json:"heal"`
-		} `json:"ipam"`
-	}
-	if json.Unmarshal(stdin, &c) != nil {
-		return nil // what is wrong is told by who reads all of it
-	}
-	for _, f := range []struct {
-		name string
-		text json.RawMessage
-	}{{"ipam.cooldown", c.IPAM.Cooldown}, {"ipam.lockTimeout", c.IPAM.LockTimeout}, {"ipam.heal.timeout", c.IPAM.Heal.Timeout}} {
-		if f.text == nil {
-			continue
-		}
-		if err := new(duration).UnmarshalJSON(f.text); err != nil {
-			return types.NewError(types.ErrInvalidNetworkConfig, f.name+": "+err.Error(), "")
-		}
-	}
-	return nil
-}
-
-// checkRequested refuses a null among the requested addresses, on which host-local's loader
-// panics. What is not of this shape is for the loader to refuse.
-func checkRequested(stdin []byte) error {
-	var c struct {
-		Args struct {
-			CNI struct {
-				IPs []*json.RawMessage `json:"ips"`
-			} `json:"cni"`
-		} `json:"args"`
-		RuntimeConfig struct {
-			IPs []*json.RawMessage `json:"ips"`
-		} `json:"runtimeConfig"`
-	}
-	if !mentions(stdin, "null") || json.Unmarshal(stdin, &c) != nil {
-		return nil
-	}
-	for field, list := range map[string][]*json.RawMessage{"args.cni.ips": c.Args.CNI.IPs, "runtimeConfig.ips": c.RuntimeConfig.IPs} {
-		if slices.Contains(list, nil) {
-			return types.NewError(types.ErrInvalidNetworkConfig, field+" has a null; allowed are addresses such as \"10.1.2.3\" or \"10.1.2.3/24\"", "")
-		}
-	}
-	return nil
 }
 
 // netns is the nsfs inode of the attachment's namespace; 0 if it is none, or none was given.

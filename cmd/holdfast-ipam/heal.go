@@ -46,7 +46,7 @@ func (r *request) sweep(ctx context.Context, valid *[]wire.Attachment) wire.Heal
 		return fail("healing is switched off (ipam.heal.disabled)")
 	}
 	asked := r.clock.Now()
-	timeout := time.Duration(h.Timeout) + healSlack
+	timeout := h.timeout + healSlack
 	lock, err := r.healerLock(timeout)
 	if err != nil {
 		return fail("no healing: %v", err)
@@ -196,7 +196,7 @@ func (r *request) runHealer(ctx context.Context, q wire.HealRequest, lock *os.Fi
 	if err := wire.Write(&in, q); err != nil {
 		return p, err
 	}
-	args := []string{"heal", "--request", "-", "--limit", time.Duration(h.Timeout).String()}
+	args := []string{"heal", "--request", "-", "--limit", h.timeout.String()}
 	if dir := r.extras.StateDir; dir != "" {
 		args = append(args, "--state-dir", dir)
 	}

@@ -4,7 +4,7 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"github.com/holdfast-cni/holdfast/cmd/holdfast-ipam/allocator"
 )
 
 // walk gives the addresses of a range set in the order in which host-local tries them:

@@ -8,7 +8,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	upstream "github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+
+	"github.com/holdfast-cni/holdfast/cmd/holdfast-ipam/allocator"
 )
 
 // TestWalk: the order is that of host-local's own iterator.
@@ -47,7 +49,11 @@ func TestWalk(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			last = netip.Addr{}
 		}
-		iter, err := allocator.NewIPAllocator(set, lastOnly{last}, 0).GetIter()
+		var theirs upstream.RangeSet
+		for _, r := range *set {
+			theirs = append(theirs, upstream.Range(r))
+		}
+		iter, err := upstream.NewIPAllocator(&theirs, lastOnly{last}, 0).GetIter()
 		if err != nil {
 			t.Fatal(err)
 		}
