@@ -7,10 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
 )
 
 func checkMount() error {
@@ -122,4 +125,25 @@ func checkNobody() error {
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", io.Discard, io.Discard
 	cmd.SysProcAttr = asNobody()
 	return cmd.Run()
+}
+
+// checkKube does not build: that takes a quarter of an hour, which no test has.
+func checkKube() error {
+	wd, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	root, err := prebuilt.FindRoot(wd)
+	if err != nil {
+		return err
+	}
+	cache, err := prebuilt.DefaultCache(os.Getenv)
+	if err != nil {
+		return err
+	}
+	missing, err := prebuilt.Builder{Root: root, Cache: cache}.Missing("kubernetes")
+	if err == nil && len(missing) > 0 {
+		err = fmt.Errorf("not built: %s (make deps)", strings.Join(missing, " "))
+	}
+	return err
 }

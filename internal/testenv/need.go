@@ -22,6 +22,7 @@ const (
 	Mount    = "mount"    // root, and mounting in a mount namespace of our own works
 	PIDNS    = "pidns"    // root, and a child in a PID namespace of its own can be started
 	CRI      = "cri"      // root, netns, and containerd and runc in PATH
+	Kube     = "kube"     // cri, etcd in PATH, and the Kubernetes of hack/testbin in its cache
 	Podman   = "podman"   // root, netns, and podman in PATH
 	IPTables = "iptables" // root, netns, and iptables in PATH
 	NFT      = "nft"      // root, netns, and nft in PATH
@@ -76,7 +77,7 @@ func demand(t testing.TB, capability string) {
 // level is the level of a test that needs the capability.
 func level(capability string) string {
 	switch capability {
-	case CRI, Podman:
+	case CRI, Kube, Podman:
 		return "L3"
 	case Long:
 		return "L0"
@@ -109,6 +110,8 @@ func check(capability string) error {
 		return errors.Join(checkRoot(), checkPIDNS())
 	case CRI:
 		return errors.Join(check(Netns), inPath("containerd", "runc"))
+	case Kube:
+		return errors.Join(check(CRI), inPath("etcd"), checkKube())
 	case Podman:
 		return errors.Join(check(Netns), inPath("podman"))
 	case IPTables:

@@ -28,7 +28,7 @@ func TestCheckKnowsItsNames(t *testing.T) {
 	if err := check("netsn"); !errors.Is(err, errUnknown) {
 		t.Fatalf("a misspelt capability gave %v", err)
 	}
-	for _, c := range []string{Root, Netns, Mount, PIDNS, CRI, Podman, IPTables, NFT, IFB, Cgroup, Overlay, Immutable, Nobody, Long} {
+	for _, c := range []string{Root, Netns, Mount, PIDNS, CRI, Kube, Podman, IPTables, NFT, IFB, Cgroup, Overlay, Immutable, Nobody, Long} {
 		err := check(c)
 		if errors.Is(err, errUnknown) {
 			t.Errorf("%s is unknown", c)

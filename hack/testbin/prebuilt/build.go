@@ -93,6 +93,26 @@ func (b Builder) Ensure(ctx context.Context, names ...string) ([]string, error) 
 	return dirs, nil
 }
 
+// Missing returns those of the named programs, and of the programs of the named groups,
+// that the cache lacks. It builds nothing.
+func (b Builder) Missing(names ...string) ([]string, error) {
+	wants, err := resolve(names)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, w := range wants {
+		key, err := b.key(w.group)
+		if err != nil {
+			return nil, err
+		}
+		for _, i := range missing(filepath.Join(b.Cache, w.group.name+"-"+key), w) {
+			out = append(out, w.group.programs()[i])
+		}
+	}
+	return out, nil
+}
+
 func (b Builder) ensure(ctx context.Context, w want) (string, error) {
 	key, err := b.key(w.group)
 	if err != nil {

@@ -53,7 +53,9 @@ func (r *Runtime) close(t testing.TB) {
 func (p paths) takeAway(cgroup string) error {
 	recs, err := p.recorded()
 	errs := []error{err}
-	errs = append(errs,
+	// Sandboxes in the node's own namespace call no plugin.
+	unnetworked, err := p.shims()
+	errs = append(errs, err,
 		killAll(func(q process) bool {
 			return filepath.Base(q.args[0]) == "containerd" && q.flag("--config") == p.config
 		}),
@@ -67,16 +69,34 @@ func (p paths) takeAway(cgroup string) error {
 		killAll(func(q process) bool { return len(q.args) == 2 && q.args[1] == p.dir }), // a stand-in
 	)
 	for _, rec := range recs {
-		errs = append(errs, dropNetns(rec.netns), removeCache(rec.id))
-		// The name of a shim's socket: containerd runtime/v2/shim/util_unix.go.
-		sum := sha256.Sum256([]byte(filepath.Join(p.socket, "k8s.io", rec.id)))
-		errs = append(errs, removeIfThere(filepath.Join(shimSockets, fmt.Sprintf("%x", sum))))
+		errs = append(errs, dropNetns(rec.netns), removeCache(rec.id), p.removeShimSocket(rec.id))
+	}
+	for _, id := range unnetworked {
+		errs = append(errs, p.removeShimSocket(id))
 	}
 	errs = append(errs, unmountBelow(p.dir), removeCgroups(cgroup), removeCgroups(cgroup+podmanSuffix))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	return os.RemoveAll(p.dir)
+}
+
+// shims returns the sandbox IDs of the shims that run.
+func (p paths) shims() ([]string, error) {
+	var ids []string
+	err := killAll(func(q process) bool {
+		if p.isShim(q) {
+			ids = append(ids, q.flag("-id"))
+		}
+		return false // only looked at
+	})
+	return ids, err
+}
+
+// removeShimSocket knows the name from containerd's runtime/v2/shim/util_unix.go.
+func (p paths) removeShimSocket(id string) error {
+	sum := sha256.Sum256([]byte(filepath.Join(p.socket, "k8s.io", id)))
+	return removeIfThere(filepath.Join(shimSockets, fmt.Sprintf("%x", sum)))
 }
 
 var cgroupName = regexp.MustCompile(`^/hf-[a-z0-9]{12}$`)

@@ -49,7 +49,7 @@ func (p paths) containerdConfig(v Version) string {
 func (p paths) fill(template string) string {
 	return strings.NewReplacer(
 		"@ROOT@", p.root, "@STATE@", p.state, "@SOCKET@", p.socket, "@DIR@", p.dir,
-		"@BIN@", p.binDir, "@CONF@", p.confDir, "@IMAGE@", pauseImage,
+		"@BIN@", p.binDir, "@CONF@", p.confDir, "@IMAGE@", PauseImage,
 	).Replace(template)
 }
 

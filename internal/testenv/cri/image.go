@@ -10,8 +10,9 @@ import (
 	"runtime"
 )
 
-// pauseImage is a name that no registry answers for.
-const pauseImage = "holdfast.test/pause:1"
+// PauseImage is the image that every Runtime has, under a name that no registry answers
+// for. It has one program, which waits.
+const PauseImage = "holdfast.test/pause:1"
 
 // writeImage writes an OCI image archive with one program, /pause, that ctr and podman
 // can both load. No compression: the layer's digest is then its diff ID.
@@ -48,8 +49,8 @@ func writeImage(path, program string) error {
 	entry := descriptor(oci+"manifest.v1+json", manifest)
 	entry["platform"] = object{"architecture": runtime.GOARCH, "os": "linux"}
 	entry["annotations"] = object{
-		"io.containerd.image.name":          pauseImage, // read by containerd
-		"org.opencontainers.image.ref.name": pauseImage, // read by podman
+		"io.containerd.image.name":          PauseImage, // read by containerd
+		"org.opencontainers.image.ref.name": PauseImage, // read by podman
 	}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{entry}})
 	if err != nil {

@@ -103,7 +103,7 @@ func (p *Podman) Run(t testing.TB, name string) Container {
 	t.Helper()
 	// Without CAP_SYS_RESOURCE podman may not raise limits to its defaults.
 	id, err := p.podman("run", "-d", "--name", name, "--network", p.r.net.Name, "--cgroup-parent", p.cgroup,
-		"--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000", "--pull", "never", pauseImage)
+		"--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000", "--pull", "never", PauseImage)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,12 +108,14 @@ func killOne(pid int, match func(process) bool) error {
 	}
 }
 
+// isShim reports whether a process is a shim of the runtime in this directory.
+func (p paths) isShim(q process) bool {
+	return strings.HasPrefix(filepath.Base(q.args[0]), "containerd-shim") && strings.TrimSuffix(q.flag("-address"), ".ttrpc") == p.socket
+}
+
 // killShims ends the shims of the runtime in this directory: those of one sandbox, or all with id "".
 func (p paths) killShims(id string) error {
-	return killAll(func(q process) bool {
-		return strings.HasPrefix(filepath.Base(q.args[0]), "containerd-shim") &&
-			strings.TrimSuffix(q.flag("-address"), ".ttrpc") == p.socket && (id == "" || q.flag("-id") == id)
-	})
+	return killAll(func(q process) bool { return p.isShim(q) && (id == "" || q.flag("-id") == id) })
 }
 
 // killCgroup ends all that lies in a cgroup or below it.

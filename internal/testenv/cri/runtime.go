@@ -218,7 +218,7 @@ func (r *Runtime) start(t testing.TB) {
 	}
 	r.cri = runtimeapi.NewRuntimeServiceClient(r.conn)
 	r.poll(t, "containerd serves CRI", func() (bool, error) { return r.ready(t.Context()) })
-	r.importImage(t)
+	r.importPause(t)
 }
 
 func (r *Runtime) ready(ctx context.Context) (bool, error) {
@@ -279,26 +279,17 @@ func (r *Runtime) loadedNetwork(ctx context.Context) (string, error) {
 	return "", errors.New("the runtime has no network for eth0")
 }
 
-// importImage loads the pause image with Debian's ctr, whose client also speaks to
-// containerd 2. CRI learns of the image by an event, so it is waited for.
-func (r *Runtime) importImage(t testing.TB) {
+// importPause loads the pause image with Debian's ctr, whose client also speaks to
+// containerd 2.
+func (r *Runtime) importPause(t testing.TB) {
 	t.Helper()
-	images := runtimeapi.NewImageServiceClient(r.conn)
-	has := func() (bool, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		s, err := images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: pauseImage}})
-		return s.GetImage() != nil, err
-	}
-	if ok, err := has(); err == nil && ok {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	s, err := runtimeapi.NewImageServiceClient(r.conn).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: PauseImage}})
+	if err == nil && s.GetImage() != nil {
 		return // the root was kept
 	}
-	out, err := exec.CommandContext(t.Context(), "ctr", "-a", r.p.socket, "-n", "k8s.io",
-		"images", "import", "--snapshotter", "native", r.p.image).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ctr images import: %v\n%s", err, out)
-	}
-	r.poll(t, "CRI knows the pause image", has)
+	r.ImportImage(t, r.p.image, PauseImage)
 }
 
 // Network returns the network that new sandboxes get.
