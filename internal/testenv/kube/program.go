@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 const (
@@ -196,6 +194,3 @@ func until(t testing.TB, within time.Duration, what string, f func() error) {
 		time.Sleep(pollEvery)
 	}
 }
-
-// anywhere is the namespaces of the test itself.
-func anywhere(f func() error) error { return testenv.OnDoomedThread(f) }
