@@ -33,6 +33,12 @@ help: ## this list
 build: ## bin/holdfast and bin/holdfast-ipam, static binaries
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/holdfast ./cmd/holdfast-ipam
 
+# The date of the commit, so that the same commit gives the same bytes.
+.PHONY: image
+image: ## dist/holdfast-image.tar, the container image for amd64 and arm64; needs no Docker
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 0)} \
+		$(GO) run ./hack/image -version '$(VERSION)' -commit '$(COMMIT)' -o dist/holdfast-image.tar
+
 .PHONY: check
 check: ## gofmt, vet, lint and the unit tests; no root, under two minutes
 	@$(TESTSUM) $(CHECKS) -- -short $$($(GO) list ./... | grep -Ev '$(SERIAL)')
@@ -55,7 +61,7 @@ test: ## installs and builds what the tests need and runs all of them
 .PHONY: deps
 deps:
 	@sh hack/apt.sh
-	@$(GO) run ./hack/testbin containerd cniplugins pause kubernetes >/dev/null
+	@$(GO) run ./hack/testbin containerd cniplugins pause kubernetes helm >/dev/null
 
 .PHONY: fmt
 fmt:

@@ -60,6 +60,10 @@ func groups() []group {
 				"-X k8s.io/client-go/pkg/version.gitVersion=" + kubernetesVersion,
 			},
 		},
+		{
+			name: "helm", dir: "hack/testbin/helm", inputs: []string{"go.mod", "go.sum"},
+			packages: []string{"helm.sh/helm/v3/cmd/helm"},
+		},
 		{name: "pause", dir: "hack/pause", inputs: []string{"*.go"}, packages: []string{"."}},
 	}
 }
