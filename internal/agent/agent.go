@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
 // Trigger is why a sweep was made.
@@ -54,6 +55,8 @@ type Pass struct {
 	Stopped []line.Stop
 	// Undone are the releases that a stop took back, by ID, with the outcome ("restored", "taken", "failed").
 	Undone map[string]string
+	// Fast are the stores that lose addresses fast.
+	Fast []string
 	// Busy says by store why it cannot be released from: another reaper.
 	Busy map[string]string
 	// Locks are how long host-local's lock was held, one for each time.
@@ -66,4 +69,47 @@ type Pass struct {
 // waiting: what talks to others does that on its own time.
 type Observer interface {
 	Observe(ctx context.Context, p *Pass)
+}
+
+// Level is how full one store is.
+type Level struct {
+	Dir, Network string
+	// Reserved were there at the look, Released went since by this pass.
+	Reserved, Released int
+	// Capacity is how many addresses its configured ranges hold; 0 when not known.
+	Capacity uint64
+}
+
+// Levels are the stores of the look, in its order; none without one.
+func (p *Pass) Levels() []Level {
+	if p.Audit == nil {
+		return nil
+	}
+	var out []Level
+	at := map[string]int{}
+	for i := range p.Audit.Case.Snapshots {
+		for _, st := range p.Audit.Case.Snapshots[i].Stores {
+			if st.Network == "" {
+				continue
+			}
+			if _, ok := at[st.Dir]; !ok {
+				at[st.Dir] = len(out)
+				out = append(out, Level{Dir: st.Dir, Network: st.Network, Capacity: st.Capacity})
+			}
+		}
+	}
+	for i := range p.Audit.Judgement.Findings {
+		f := &p.Audit.Judgement.Findings[i]
+		if n, ok := at[f.Resource.Store]; ok && f.Resource.Kind == claim.KindReservation && f.Verdict != verdict.Missing {
+			out[n].Reserved++
+		}
+	}
+	for _, res := range p.Results {
+		for _, r := range res.Released {
+			if n, ok := at[r.Finding.Resource.Store]; ok && r.Finding.Resource.Kind == claim.KindReservation {
+				out[n].Released++
+			}
+		}
+	}
+	return out
 }
