@@ -26,6 +26,12 @@ type app struct {
 	stdout, stderr *os.File
 	opts           *options
 	colour         bool
+	// sink, unless nil, takes the messages for people instead of stderr.
+	sink func(text string)
+	// args are the command line's, without the program's name.
+	args []string
+	// served, unless nil, is the agent in whose process this command runs.
+	served *service
 }
 
 func newApp(stdin, stdout, stderr *os.File) *app {
@@ -36,11 +42,16 @@ func newApp(stdin, stdout, stderr *os.File) *app {
 	}
 }
 
-func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+func isTerminal(f *os.File) bool { return f != nil && term.IsTerminal(int(f.Fd())) }
 
 // say writes a message for people.
 func (a *app) say(format string, args ...any) {
-	fmt.Fprintln(a.stderr, "holdfast: "+report.Clean(fmt.Sprintf(format, args...)))
+	text := report.Clean(fmt.Sprintf(format, args...))
+	if a.sink != nil {
+		a.sink(text)
+		return
+	}
+	fmt.Fprintln(a.stderr, "holdfast: "+text)
 }
 
 // isText reports whether the output is for people.

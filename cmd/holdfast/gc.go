@@ -42,6 +42,9 @@ holdfast-ipam reserved its stamp stands for the first look, if it is older than 
 			if err := a.opts.checkGlobal(); err != nil {
 				return err
 			}
+			if done, err := a.viaAgent(cmd.Context()); done {
+				return err
+			}
 			return a.gc(cmd.Context(), wait, dryRun)
 		},
 	}
@@ -72,12 +75,14 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 	if dryRun {
 		want = remembers
 	}
-	n, err := openNode(a.opts, want)
+	n, closeNode, err := a.open(want)
 	if err != nil {
 		return err
 	}
-	defer n.Close()
-	a.warn(n)
+	defer func() { closeNode() }()
+	if a.served == nil {
+		a.warn(n)
+	}
 	r := &sweepRun{a: a, n: n, dryRun: dryRun}
 	if !dryRun {
 		// Before the look, which then sees what settling put back: otherwise an address
@@ -91,7 +96,19 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 	}
 	r.reap(ctx)
 	if d := r.due(); wait && d > 0 && r.err == nil {
-		if err := a.waitFor(ctx, r, d); err != nil {
+		if a.served == nil {
+			err = a.waitFor(ctx, r, d)
+		} else {
+			// The agent's own sweeps go on meanwhile, by its own policy.
+			opts := *a.opts
+			closeNode()
+			a.served.agent.Yield(func() { err = a.waitFor(ctx, r, d) })
+			*a.opts = opts
+			if _, closeNode, err = reopen(a, want, err); err != nil {
+				closeNode = func() {}
+			}
+		}
+		if err != nil {
 			return err
 		}
 		if err := r.look(ctx); err != nil {
@@ -100,6 +117,7 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 		r.reap(ctx)
 	}
 	r.retain()
+	a.tell(ctx, r)
 	return r.finish(ctx)
 }
 

@@ -111,15 +111,22 @@ func (a *app) healRequest(from string) (wire.HealRequest, error) {
 		in = f
 	}
 	q, err := wire.ReadRequest(in)
-	switch {
-	case err != nil:
+	if err == nil {
+		err = checkHeal("--request "+from, q)
+	} else {
 		err = usagef("--request %s: %w", from, err)
-	case !filepath.IsAbs(q.DataDir):
-		err = usagef("--request %s: dataDir is %q; allowed is an absolute path", from, q.DataDir)
-	case q.Network == "" || filepath.Base(q.Network) != q.Network || q.Network == "." || q.Network == "..":
-		err = usagef("--request %s: network is %q; allowed is the name of a directory", from, q.Network)
 	}
 	return q, err
+}
+
+func checkHeal(what string, q wire.HealRequest) error {
+	switch {
+	case !filepath.IsAbs(q.DataDir):
+		return usagef("%s: dataDir is %q; allowed is an absolute path", what, q.DataDir)
+	case q.Network == "" || filepath.Base(q.Network) != q.Network || q.Network == "." || q.Network == "..":
+		return usagef("%s: network is %q; allowed is the name of a directory", what, q.Network)
+	}
+	return nil
 }
 
 func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Duration, p *wire.HealResponse) error {
@@ -131,9 +138,22 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 	}
 	defer n.Close()
 	a.warn(n)
+	n.healing(q, pressure)
+	r := &sweepRun{a: a, n: n}
+	// A healer may have been killed, as by the runtime that gave its ADD up.
+	if r.settled, r.unsettled = n.settle(ctx); r.unsettled != nil {
+		a.say("%v", r.unsettled)
+	}
+	return r.heal(ctx, q, p)
+}
+
+// healing makes the policy that of an emergency sweep.
+func (n *node) healing(q wire.HealRequest, pressure time.Duration) {
+	n.policy.PressureGrace, n.policy.Pressed = 0, nil
 	if q.Valid == nil { // nothing says that a network is full when its runtime collects
 		n.policy.PressureGrace = pressure
 	}
+	n.policy.Valid = nil
 	if q.Spare != "" {
 		n.policy.Valid = append(n.policy.Valid, claim.Attachment{Network: q.Network, ContainerID: q.Spare})
 	}
@@ -142,15 +162,29 @@ func (a *app) heal(ctx context.Context, q wire.HealRequest, pressure time.Durati
 			n.policy.Valid = append(n.policy.Valid, claim.Attachment{Network: q.Network, ContainerID: v.ContainerID, IfName: v.IfName})
 		}
 	}
-	r := &sweepRun{a: a, n: n}
-	// A healer may have been killed, as by the runtime that gave its ADD up.
-	if r.settled, r.unsettled = n.settle(ctx); r.unsettled != nil {
-		a.say("%v", r.unsettled)
-	}
+}
+
+// forHeal lets an open node look at one network alone, as `holdfast heal` does, and gives back
+// what restores it.
+func (n *node) forHeal(q wire.HealRequest, pressure time.Duration) (*node, func()) {
+	o := *n.o
+	o.dataDirs, o.networks, o.confDirs = []string{q.DataDir}, []string{q.Network}, n.o.confDirs
+	engine := *n.engine
+	engine.Follow = false
+	engine.Reservations = reservations{hostlocal.New(hostlocal.Config{ConfDirs: confDirs(&o), DataDirs: o.dataDirs, Clock: n.clock.Now}), n.holds}
+	oldO, oldPolicy, oldEngine := n.o, n.policy, n.engine
+	n.o, n.engine = &o, &engine
+	n.healing(q, pressure)
+	return n, func() { n.o, n.policy, n.engine = oldO, oldPolicy, oldEngine }
+}
+
+// heal is the sweep of one network.
+func (r *sweepRun) heal(ctx context.Context, q wire.HealRequest, p *wire.HealResponse) error {
+	n := r.n
 	if err := r.look(ctx); err != nil {
 		return err
 	}
-	o := a.opts
+	o := n.o
 	store := filepath.Join(q.DataDir, q.Network)
 	going := map[string]bool{} // containers
 	for i := range r.audit.Judgement.Findings {

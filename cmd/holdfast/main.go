@@ -72,7 +72,12 @@ func run(args []string) int {
 	context.AfterFunc(ctx, stop)
 	debug.SetGCPercent(smallGC)
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
-	root := newRoot(a)
+	a.args = args
+	return execute(ctx, a, newRoot(a), args)
+}
+
+// execute does one command and says its exit code.
+func execute(ctx context.Context, a *app, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	var code exitError
@@ -125,7 +130,7 @@ should go was withheld (silent witness, cap, lock, read-only file system).`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	a.opts.addGlobal(root.PersistentFlags())
 	root.AddCommand(newAudit(a), newGC(a), newHeal(a), newExplain(a), newUndo(a), newJournal(a), newHold(a), newUnhold(a), newVersion(a),
-		newDoctor(a), newBundle(a), newForgetRuntime(a), newMan())
+		newDoctor(a), newBundle(a), newForgetRuntime(a), newMan(), newAgent(a))
 	addCompletion(root)
 	return root
 }

@@ -358,3 +358,25 @@ func defaultBinDirs() []string {
 		"/var/snap/microk8s/current/opt/cni/bin", "/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/k3s/data/cni",
 	}
 }
+
+// dropGone gives the locks of directories back that are no longer those that were locked: one
+// that was made anew is another one, and is locked anew.
+func (n *node) dropGone() {
+	for dir := range n.locked {
+		if !slices.ContainsFunc(n.reapers, func(r *hostlocal.Reaper) bool { return r.Of(dir) }) {
+			delete(n.locked, dir)
+		}
+	}
+	n.reapers = slices.DeleteFunc(n.reapers, func(r *hostlocal.Reaper) bool {
+		if r.Of(n.o.stateDir) {
+			return false
+		}
+		for dir := range n.locked {
+			if r.Of(dir) {
+				return false
+			}
+		}
+		r.Close()
+		return true
+	})
+}

@@ -58,6 +58,9 @@ sweep leaves it ("holdfast unhold" ends that). It says what it cannot bring back
 					return err
 				}
 			}
+			if done, err := a.viaAgent(cmd.Context()); done {
+				return err
+			}
 			return a.undo(cmd.Context(), undoQuery{ids: args, last: last, since: since != "", from: from})
 		},
 	}
@@ -78,11 +81,11 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 	if _, err := os.Stat(a.opts.stateDir); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
-	n, err := openNode(a.opts, releases)
+	n, closeNode, err := a.open(releases)
 	if err != nil {
 		return err
 	}
-	defer n.Close()
+	defer closeNode()
 	settled, err := n.settle(ctx)
 	if err != nil {
 		a.say("%v", err)

@@ -70,6 +70,9 @@ type Policy struct {
 	// PressureGrace, if positive, is the age at which a stamped reservation may go whose
 	// namespace is gone too: for a range that has run out (an emergency sweep).
 	PressureGrace time.Duration `json:"pressureGrace,omitempty"`
+	// Pressed are the stores whose range runs low, where PressureGrace holds for what has no
+	// stamp too.
+	Pressed []string `json:"pressed,omitempty"`
 	// Valid are attachments that a runtime said it has, or is adding: alive, whatever the
 	// witnesses see. What is not listed is judged like anything else (cni #1086). Without
 	// an interface, all of the container's in that network.

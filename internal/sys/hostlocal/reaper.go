@@ -27,7 +27,17 @@ func (e *ErrBusy) Error() string {
 }
 
 // Reaper is the right to release from one directory.
-type Reaper struct{ file *fsys.File }
+type Reaper struct {
+	file *fsys.File
+	fs   fsys.FS
+	key  fsys.Key
+}
+
+// Of reports whether dir is the directory that is locked, by whatever path.
+func (r *Reaper) Of(dir string) bool {
+	st, err := fsys.StatPath(r.fs, dir)
+	return err == nil && fsys.Key{Dev: st.Dev, Ino: st.Ino} == r.key
+}
 
 // AcquireReaper takes the reaper lock of a data or store directory without waiting:
 // <runDir>/reaper-<dev>-<ino>.lock, so that two paths to one directory, or two state
@@ -60,7 +70,7 @@ func AcquireReaper(fs fsys.FS, runDir, dir string) (*Reaper, error) {
 	if f.Truncate(0) == nil {
 		_, _ = f.Write([]byte(strconv.Itoa(os.Getpid()) + "\n"))
 	}
-	return &Reaper{f}, nil
+	return &Reaper{f, fs, fsys.Key{Dev: st.Dev, Ino: st.Ino}}, nil
 }
 
 // Close gives the right back.

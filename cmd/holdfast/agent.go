@@ -1,0 +1,372 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-cni/holdfast/internal/agent"
+	"github.com/holdfast-cni/holdfast/internal/agent/config"
+	"github.com/holdfast-cni/holdfast/internal/agent/control"
+	"github.com/holdfast-cni/holdfast/internal/report"
+)
+
+// agentFlags are the flags of `holdfast agent`, which count more than the file's fields.
+type agentFlags struct {
+	config, nodeName, http, kubeconfig, logLevel string
+	interval                                     time.Duration
+	dryRun                                       bool
+}
+
+func newAgent(a *app) *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Stay on the node: sweep by itself, tell what leaked and why, serve CLI and plugin",
+		Long: `agent is the collector that stays: it sweeps at start, at every interval, when a range runs
+low or addresses are lost fast, and when it is asked. It releases by the same judge, gates and
+witnesses as gc, and is the one reaper of its node: gc, undo and the IPAM plugin work through
+its socket, <run-dir>/agent.sock, which answers root alone.
+
+Its configuration is a file of apiVersion holdfast.dev/v1alpha1, kind AgentConfiguration;
+docs/agent.md has every field. Unknown fields are refused, and all mistakes are told at once. A
+changed file is read again; one with mistakes is refused and the old one stays in force. A few
+flags stand for fields of it and count more.
+
+On HTTP (127.0.0.1:9617 unless told otherwise) it serves a page that shows the node's ranges,
+/metrics, /healthz and /readyz. All of it only reads.
+
+It ends on SIGTERM or SIGINT: a sweep in flight is ended first. SIGHUP reads the file again.`,
+		Example: `  holdfast agent --config /etc/holdfast/agent.yaml
+  holdfast agent --dry-run --interval 30s       look and tell, release nothing`,
+		Args: args0,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.opts.checkGlobal(); err != nil {
+				return err
+			}
+			return runAgent(cmd.Context(), a, func() (*config.Config, error) { return agentConfig(cmd, a.opts, &f) }, f.config)
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&f.config, "config", "", "configuration `file`; none: the defaults")
+	fs.StringVar(&f.nodeName, "node-name", "", "the node's `name` in Kubernetes (field nodeName; default: the environment's NODE_NAME, else the host name)")
+	fs.DurationVar(&f.interval, "interval", time.Minute, "time between two sweeps (field interval)")
+	fs.StringVar(&f.http, "http", config.DefaultHTTP, "`address` of the page, metrics and probes, or none (field http.address)")
+	fs.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` with which the API is asked (field kube.kubeconfig)")
+	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error (field log.level)")
+	fs.BoolVar(&f.dryRun, "dry-run", false, "look, judge and tell, release nothing (field dryRun)")
+	return cmd
+}
+
+// agentConfig reads the file, and lets the flags that were given count more.
+func agentConfig(cmd *cobra.Command, o *options, f *agentFlags) (*config.Config, error) {
+	text := []byte("apiVersion: holdfast.dev/v1alpha1\nkind: AgentConfiguration\n")
+	if f.config != "" {
+		var err error
+		if text, err = readAgentConfig(f.config); err != nil {
+			return nil, usageError{err}
+		}
+	}
+	c, err := config.Parse(f.config, text)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	given := func(name string) bool { return cmd.Flags().Changed(name) }
+	set := func(name string, to *string, v string) {
+		if given(name) {
+			*to = v
+		}
+	}
+	set("state-dir", &c.Paths.StateDir, o.stateDir)
+	set("run-dir", &c.Paths.RunDir, o.runDir)
+	set("proc", &c.Paths.Proc, o.proc)
+	set("node-name", &c.NodeName, f.nodeName)
+	set("kubeconfig", &c.Kubeconfig, f.kubeconfig)
+	if given("interval") {
+		if f.interval < time.Second || f.interval > time.Hour {
+			return nil, usagef("--interval %s: want 1s to 1h", f.interval)
+		}
+		c.Interval = f.interval
+	}
+	if given("http") || given("log-level") {
+		// By the same rules as in the file.
+		extra := fmt.Sprintf("apiVersion: holdfast.dev/v1alpha1\nkind: AgentConfiguration\nhttp: {address: %q}\nlog: {level: %q}\n", f.http, f.logLevel)
+		x, err := config.Parse("flags", []byte(extra))
+		if err != nil {
+			return nil, usageError{err}
+		}
+		if given("http") {
+			c.HTTPAddress = x.HTTPAddress
+		}
+		if given("log-level") {
+			c.LogLevel = x.LogLevel
+		}
+	}
+	c.DryRun = c.DryRun || f.dryRun
+	if c.NodeName == "" {
+		c.NodeName = os.Getenv("NODE_NAME")
+	}
+	if c.NodeName == "" {
+		c.NodeName = nodeName()
+	}
+	if _, err := optionsOf(c).policy(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func readAgentConfig(path string) ([]byte, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > config.MaxSize {
+		return nil, fmt.Errorf("%s: want a regular file of at most %d bytes", path, config.MaxSize)
+	}
+	return os.ReadFile(path)
+}
+
+// newLogger writes to standard error, as the configuration says.
+func newLogger(w *os.File, c *config.Config) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.LogLevel)) // checked by config
+	o := &slog.HandlerOptions{Level: level}
+	if c.LogFormat == "text" {
+		return slog.New(slog.NewTextHandler(w, o))
+	}
+	return slog.New(slog.NewJSONHandler(w, o))
+}
+
+// runAgent runs a service for each configuration, one after the other, until ctx ends.
+func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), file string) error {
+	conf, err := load()
+	if err != nil {
+		return err
+	}
+	changed, err := watchFile(ctx, file)
+	if err != nil {
+		return err
+	}
+	for {
+		log := newLogger(a.stderr, conf)
+		inner, stop := context.WithCancel(ctx)
+		s, err := newService(conf, log)
+		if err != nil {
+			stop()
+			return err
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.run(inner)
+		}()
+		next := conf
+		for next == conf && inner.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-changed:
+				again, err := load()
+				switch {
+				case err != nil:
+					s.reloaded(false)
+					log.Error("the configuration has mistakes; the old one stays in force", "error", report.Clean(err.Error()))
+				case configsEqual(again, conf):
+					s.reloaded(true)
+				default:
+					log.Info("the configuration has changed")
+					next = again
+				}
+			}
+			if ctx.Err() != nil {
+				break
+			}
+		}
+		stop()
+		<-done
+		if ctx.Err() != nil {
+			return nil
+		}
+		conf = next
+	}
+}
+
+// watchFile tells when the file may have changed, and on SIGHUP. Its directory is watched, since
+// editors and Kubernetes replace files (and links to directories of files).
+func watchFile(ctx context.Context, file string) (<-chan struct{}, error) {
+	out := make(chan struct{}, 1)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	var events chan fsnotify.Event
+	var w *fsnotify.Watcher
+	if file != "" {
+		var err error
+		if w, err = fsnotify.NewWatcher(); err == nil {
+			err = w.Add(filepath.Dir(file))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: cannot be watched for changes: %w", file, err)
+		}
+		events = w.Events
+	}
+	go func() {
+		defer signal.Stop(hup)
+		if w != nil {
+			defer w.Close()
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+			case <-events:
+				// A file is written in steps.
+				t := time.NewTimer(500 * time.Millisecond)
+				for quiet := false; !quiet; {
+					select {
+					case <-ctx.Done():
+						t.Stop()
+						return
+					case <-events:
+					case <-t.C:
+						quiet = true
+					}
+				}
+			}
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return out, nil
+}
+
+// service is the agent with all that it serves, for one configuration.
+type service struct {
+	conf  *config.Config
+	log   *slog.Logger
+	node  *agentNode
+	agent *agent.Agent
+	fill  *agent.Fill
+	// watcher is nil where inotify is not to be had.
+	watcher *agent.Watcher
+
+	mu sync.Mutex
+	// socket says why the socket cannot be had, or "".
+	socket string
+	// last is what the last pass came to.
+	last passed
+}
+
+// passed is what is kept of a pass.
+type passed struct {
+	at  time.Time
+	err string
+}
+
+func newService(conf *config.Config, log *slog.Logger) (*service, error) {
+	s := &service{conf: conf, log: log, socket: "the socket is not served yet"}
+	s.node = newAgentNode(conf, optionsOf(conf), log)
+	s.fill = &agent.Fill{Threshold: conf.PressureThreshold}
+	observers := []agent.Observer{s}
+	watcher, err := agent.NewWatcher(s.fill, func(why agent.Trigger) { s.agent.Wake(why) })
+	if err != nil {
+		log.Warn("ranges are not watched between sweeps", "error", err.Error())
+	} else {
+		observers = append(observers, watcher)
+		s.watcher = watcher
+	}
+	s.agent = agent.New(agent.Config{
+		Node: s.node, Interval: conf.Interval, PressureInterval: conf.PressureInterval, Fill: s.fill, Observers: observers, Rand: rand.Float64,
+	})
+	return s, nil
+}
+
+// run serves until ctx ends; then it gives everything back.
+func (s *service) run(ctx context.Context) {
+	s.log.Info("the agent begins", "node", s.conf.NodeName, "version", version, "commit", commit, "stateDir", s.conf.Paths.StateDir, "dryRun", s.conf.DryRun)
+	defer s.log.Info("the agent has ended")
+	defer s.node.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if s.watcher != nil {
+		wg.Go(func() { s.watcher.Run(ctx) })
+	}
+	wg.Go(func() { s.serveSocket(ctx) })
+	s.agent.Run(ctx)
+}
+
+// Observe keeps what the probes are asked for.
+func (s *service) Observe(_ context.Context, p *agent.Pass) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = passed{at: time.Now()}
+	if p.Err != nil {
+		s.last.err = report.Clean(p.Err.Error())
+		s.log.Warn("a sweep was not made, or not to its end", "trigger", string(p.Trigger), "error", s.last.err)
+	}
+}
+
+// ready is "" when the agent does its work, else why it does not.
+func (s *service) ready() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.last.at.IsZero():
+		return "no sweep has ended yet"
+	case s.last.err != "":
+		return s.last.err
+	case !s.agent.Answered():
+		return "not every required witness has answered yet"
+	}
+	return s.socket
+}
+
+// socketRetry is how long a socket that cannot be had is left alone.
+const socketRetry = 2 * time.Second
+
+func (s *service) serveSocket(ctx context.Context) {
+	srv := &control.Server{
+		Path:     filepath.Join(s.conf.Paths.RunDir, "agent.sock"),
+		Handlers: s.handlers(),
+		Refused:  func(why string) { s.log.Warn("a request on the socket was refused", "why", why) },
+	}
+	for said := ""; ; {
+		err := srv.Listen()
+		s.mu.Lock()
+		s.socket = ""
+		if err != nil {
+			s.socket = "the socket cannot be had: " + report.Clean(err.Error())
+		}
+		why := s.socket
+		s.mu.Unlock()
+		if err == nil {
+			srv.Serve(ctx)
+			return
+		}
+		if why != said {
+			s.log.Error(why)
+			said = why
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(socketRetry):
+		}
+	}
+}
+
+func (s *service) reloaded(bool) {}
+
+func configsEqual(a, b *config.Config) bool { return reflect.DeepEqual(a, b) }

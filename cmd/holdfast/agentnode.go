@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+
+	"github.com/holdfast-cni/holdfast/internal/agent"
+	"github.com/holdfast-cni/holdfast/internal/agent/config"
+	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/plan"
+	"github.com/holdfast-cni/holdfast/internal/sys/boot"
+	"github.com/holdfast-cni/holdfast/internal/sys/cri"
+)
+
+// agentNode is the node in the agent's hands: opened once, with the reaper's locks held.
+// Its methods are called one at a time (agent.Agent.Exclusive).
+type agentNode struct {
+	conf *config.Config
+	log  *slog.Logger
+	app  *app
+	// n is nil until it could be opened.
+	n *node
+	// settled: what a crash left half way was brought to an end by this process.
+	settled bool
+	known   []string // runtimes that must answer, as they were when n.cri was made
+	clock   *boot.Clock
+}
+
+func newAgentNode(conf *config.Config, o *options, log *slog.Logger) *agentNode {
+	a := &app{opts: o, sink: func(text string) { log.Warn(text) }}
+	return &agentNode{conf: conf, log: log, app: a, clock: boot.NewClock(o.proc)}
+}
+
+// optionsOf are the flags that say the same as a configuration.
+func optionsOf(c *config.Config) *options {
+	o := &options{
+		output: "table", confDirs: c.Paths.CNIConfDirs, dataDirs: c.Paths.DataDirs, cacheDirs: c.Paths.CNICacheDirs, binDirs: c.Paths.CNIBinDirs,
+		criEndpoints: c.CRIEndpoints, witnesses: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI},
+		grace: c.Grace, orphanGrace: c.OrphanGrace, timeout: c.WitnessTimeout, orphans: c.Orphans, foreign: c.Foreign,
+		networks: c.Networks, exclude: c.Exclude, stateDir: c.Paths.StateDir, runDir: c.Paths.RunDir, proc: c.Paths.Proc,
+		maxReleases: c.MaxReleases, noDel: !c.SideResources,
+	}
+	if o.grace == 0 {
+		o.grace = safeGrace
+	}
+	return o
+}
+
+// Pass is one sweep.
+func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
+	p := &agent.Pass{Node: x.conf.NodeName, Started: x.clock.Now()}
+	defer func() {
+		if d, ok := x.clock.Now().Since(p.Started); ok {
+			p.Took = d
+		}
+	}()
+	if p.Err = x.open(); p.Err != nil {
+		return p
+	}
+	n := x.n
+	n.policy.PressureGrace, n.policy.Pressed = x.conf.PressureGrace, req.Pressed
+	r := &sweepRun{a: x.app, n: n, dryRun: x.conf.DryRun}
+	x.settle(ctx, r)
+	if p.Err = r.look(ctx); p.Err == nil {
+		r.reap(ctx)
+		p.Err = r.err
+	}
+	r.retain()
+	x.fill(p, r)
+	return p
+}
+
+// fill puts a sweep's outcome into what the observers see.
+func (x *agentNode) fill(p *agent.Pass, r *sweepRun) {
+	p.Audit, p.Plan, p.Results, p.Settled, p.Busy = r.audit, r.plan, r.results, r.settled, r.busy
+	p.Err = errors.Join(p.Err, r.unsettled)
+	if p.Plan == nil {
+		p.Plan = &plan.Plan{}
+	}
+}
+
+// open opens the node, if it is not. What keeps it from being opened may pass: another
+// reaper, a full disk.
+func (x *agentNode) open() error {
+	if x.n == nil {
+		want := releases
+		if x.conf.DryRun {
+			want = remembers
+		}
+		n, err := openNode(x.app.opts, want)
+		if err != nil {
+			return err
+		}
+		x.app.warn(n)
+		x.n, x.settled = n, false
+		x.known, _ = n.knownRuntimes()
+	}
+	x.n.dropGone()
+	return x.asked()
+}
+
+// asked makes the CRI witness anew when the list of runtimes that must answer has changed: one
+// that answered for the first time must from then on, and "holdfast forget-runtime" takes one off.
+func (x *agentNode) asked() error {
+	n := x.n
+	known, err := n.knownRuntimes()
+	if err == nil && slices.Equal(known, x.known) {
+		return nil
+	}
+	w, newErr := cri.New(cri.Config{Endpoints: n.o.criEndpoints, WellKnown: cri.DefaultEndpoints(), Known: known, Clock: n.clock.Now, Timeout: n.o.timeout})
+	if newErr != nil {
+		return newErr
+	}
+	n.cri.Close()
+	n.cri, x.known = w, known
+	for i, old := range n.engine.Witnesses {
+		if _, ok := old.(criWitness); ok {
+			n.engine.Witnesses[i] = criWitness{w, err, n.clock.Now}
+		}
+	}
+	return nil
+}
+
+// settle brings what an earlier run left half way to an end, until that has worked once.
+func (x *agentNode) settle(ctx context.Context, r *sweepRun) {
+	if x.settled || r.dryRun {
+		return
+	}
+	if r.settled, r.unsettled = x.n.settle(ctx); r.unsettled != nil {
+		x.app.say("%v", r.unsettled)
+		return
+	}
+	x.settled = true
+}
+
+// Close gives everything back.
+func (x *agentNode) Close() {
+	if x.n != nil {
+		x.n.Close()
+		x.n = nil
+	}
+}
+
+// borrow lets a command work on the node with its own selection, and gives back what restores the
+// agent's. The command is run within agent.Exclusive.
+func (x *agentNode) borrow(o *options, want access) (n *node, restore func(), err error) {
+	if x.conf.DryRun && want == releases {
+		return nil, nil, withheldError{errors.New("the agent's configuration says dryRun, so nothing is released or put back")}
+	}
+	if err := x.open(); err != nil {
+		return nil, nil, err
+	}
+	n = x.n
+	oldO, oldPolicy := n.o, n.policy
+	mine := *oldO
+	mine.output, mine.networks, mine.maxReleases, mine.forceOverCap = o.output, o.networks, o.maxReleases, o.forceOverCap
+	mine.noDel, mine.orphans, mine.foreign = oldO.noDel || o.noDel, oldO.orphans || o.orphans, oldO.foreign || o.foreign
+	*o = mine
+	n.o = o
+	n.policy.Orphans, n.policy.Foreign, n.policy.PressureGrace, n.policy.Pressed = mine.orphans, mine.foreign, 0, nil
+	return n, func() { n.o, n.policy = oldO, oldPolicy }, nil
+}
+
