@@ -11,6 +11,7 @@ const (
 	WitnessProcess = "process"
 	WitnessCRI     = "cri"
 	WitnessBoot    = "boot"
+	WitnessKube    = "kube"
 )
 
 // State says whether a testimony counts. The zero value is StateSilent: a witness
@@ -41,6 +42,7 @@ type Testimony struct {
 	Process *ProcessFacts `json:"process,omitempty"`
 	CRI     *CRIFacts     `json:"cri,omitempty"`
 	Boot    *BootFacts    `json:"boot,omitempty"`
+	Kube    *KubeFacts    `json:"kube,omitempty"`
 }
 
 // KernelFacts are the network namespaces of the node.
@@ -140,13 +142,38 @@ type Sandbox struct {
 	Endpoint string `json:"endpoint"`
 	Ready    bool   `json:"ready"`
 	Pod      Pod    `json:"pod"`
-	Attempt  uint32 `json:"attempt,omitempty"`
+	// FromAPI: its Pod came from the API server, by the kubelet's annotation. False for a
+	// static Pod (case F16), for a sandbox that no kubelet made, and when nobody said.
+	FromAPI bool   `json:"fromAPI,omitempty"`
+	Attempt uint32 `json:"attempt,omitempty"`
 	// Created is the runtime's word for when it was made, ns since the epoch. It
 	// only orders sandboxes of one Pod.
 	Created int64        `json:"created,omitempty"`
 	Netns   string       `json:"netns,omitempty"` // path, when Detailed
 	Addrs   []netip.Addr `json:"addrs,omitempty"` // when Detailed
 }
+
+// KubeFacts are the Pods that the API server has for this node.
+type KubeFacts struct {
+	// Node is the Node object that is this machine.
+	Node string    `json:"node"`
+	Pods []KubePod `json:"pods"`
+}
+
+// KubePod is one Pod as the API server has it. What its status says lags behind the node.
+type KubePod struct {
+	Pod
+	// ConfigHash of a mirror Pod is the UID under which the runtime knows its static Pod.
+	ConfigHash string `json:"configHash,omitempty"`
+	Phase      string `json:"phase,omitempty"`
+	// Deleting: it has a deletion timestamp, and its containers may run all the same.
+	Deleting    bool         `json:"deleting,omitempty"`
+	HostNetwork bool         `json:"hostNetwork,omitempty"`
+	Addrs       []netip.Addr `json:"addrs,omitempty"` // status.podIPs, unmapped and without zone
+}
+
+// Ended reports whether the Pod is over for the API: Succeeded or Failed.
+func (p KubePod) Ended() bool { return p.Phase == "Succeeded" || p.Phase == "Failed" }
 
 // BootFacts are the boots that this state directory has seen.
 type BootFacts struct {

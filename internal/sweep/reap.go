@@ -162,6 +162,7 @@ func (b *batch) release(ctx context.Context) error {
 
 // confirm asks the witnesses again. An answer that took too long is none.
 func (b *batch) confirm(ctx context.Context) error {
+	b.e.renewLate(ctx, b.a)
 	asked := b.e.Clock()
 	j, holds, err := b.e.again(ctx, b.a)
 	b.answered, b.holds = b.e.Clock(), holds

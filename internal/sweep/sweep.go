@@ -135,13 +135,16 @@ type Engine struct {
 	// Witnesses, and starts no goroutine: for a simulation that must be repeatable.
 	Serial    bool
 	Witnesses []Witness
-	Memory    Memory
-	Journal   Log
-	Vault     Vault
-	Sides     Sides
-	Holds     Holds
-	Clock     func() claim.Instant
-	Rand      io.Reader
+	// Late are asked after the others, and only if the judge needs them. What they say stands
+	// for lateFor in the confirmations of the same sweep.
+	Late    []Witness
+	Memory  Memory
+	Journal Log
+	Vault   Vault
+	Sides   Sides
+	Holds   Holds
+	Clock   func() claim.Instant
+	Rand    io.Reader
 }
 
 // Audit is the result of one look.
@@ -156,6 +159,9 @@ type Audit struct {
 	Unheld error
 	// answers are the testimonies, by witness of the engine.
 	answers [][]claim.Testimony
+	// late is what Late said, and lateAt when they were asked; no boot: they were not.
+	late   []claim.Testimony
+	lateAt claim.Instant
 	// revived: a confirmation heard alive of what was absent, which is not saved yet.
 	revived bool
 }
@@ -174,12 +180,13 @@ func (e *Engine) Look(ctx context.Context, policy verdict.Policy) (*Audit, error
 	if a.Case.Policy.Holds, a.Unheld = e.Holds.List(); a.Unheld != nil {
 		a.Case.Policy.Unheld = a.Unheld.Error()
 	}
-	a.answers = e.ask(ctx, false, func(int) bool { return true })
+	a.answers = ask(ctx, e.Witnesses, e.beside(), false, func(int) bool { return true })
 	a.Case.Testimonies = slices.Concat(a.answers...)
 	a.Case.Now = e.Clock()
 	a.Judgement = verdict.Judge(&a.Case)
-	// Two rounds: an address may turn out missing only when the details are known.
-	for range 2 {
+	// Three rounds: that details are lacking may turn out only when the late ones have
+	// spoken, and that an address is missing only when the details are known.
+	for range 3 {
 		if !e.fetch(ctx, a) {
 			break
 		}
@@ -241,15 +248,21 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 	if need.Detail && !detailed(&a.Case) {
 		// Only who speaks for runtimes has more to say. What the others said stands: all
 		// were asked after the listing (I6), and nothing tells who of them reads when.
-		parts := e.ask(ctx, true, func(i int) bool { return slices.ContainsFunc(a.answers[i], ofRuntimes) })
+		parts := ask(ctx, e.Witnesses, e.beside(), true, func(i int) bool { return slices.ContainsFunc(a.answers[i], ofRuntimes) })
 		for i, p := range parts {
 			if p != nil {
 				a.answers[i] = p
 			}
 		}
-		a.Case.Testimonies = slices.Concat(a.answers...)
-		a.Case.Now = e.Clock()
 		again = true
+	}
+	if need.Kube && len(e.Late) > 0 && a.lateAt.Boot == "" {
+		e.askLate(ctx, a)
+		again = true
+	}
+	if again {
+		a.Case.Testimonies = append(slices.Concat(a.answers...), a.late...)
+		a.Case.Now = e.Clock()
 	}
 	if need.Relist && a.Case.Relisted == nil {
 		var dirs []string
@@ -323,11 +336,31 @@ func (b *beside) do(f func()) {
 	b.wg.Go(f)
 }
 
+// lateFor is how long the word of a late witness stands. It only keeps, or lets a sandbox go
+// that stays NotReady, and is dear: one question for each sweep is what an API server of
+// thousands of nodes can bear.
+const lateFor = 30 * time.Second
+
+// askLate asks the late witnesses, whatever they said before.
+func (e *Engine) askLate(ctx context.Context, a *Audit) {
+	a.lateAt = e.Clock()
+	a.late = slices.Concat(ask(ctx, e.Late, e.beside(), false, func(int) bool { return true })...)
+}
+
+// renewLate asks the late witnesses again whose word is too old to stand.
+func (e *Engine) renewLate(ctx context.Context, a *Audit) {
+	if a.lateAt.Boot == "" {
+		return // nothing needed them
+	}
+	if d, ok := e.Clock().Since(a.lateAt); !ok || d > lateFor {
+		e.askLate(ctx, a)
+	}
+}
+
 // ask asks those witnesses for which who is true, all at once.
-func (e *Engine) ask(ctx context.Context, detail bool, who func(i int) bool) [][]claim.Testimony {
-	parts := make([][]claim.Testimony, len(e.Witnesses))
-	all := e.beside()
-	for i, w := range e.Witnesses {
+func ask(ctx context.Context, witnesses []Witness, all *beside, detail bool, who func(i int) bool) [][]claim.Testimony {
+	parts := make([][]claim.Testimony, len(witnesses))
+	for i, w := range witnesses {
 		if who(i) {
 			all.do(func() { parts[i] = w.Ask(ctx, detail) })
 		}
@@ -346,7 +379,7 @@ func (e *Engine) again(ctx context.Context, a *Audit) (*verdict.Judgement, []ver
 		return nil, nil, fmt.Errorf("the holds cannot be read: %w", err)
 	}
 	c.Memory = a.Judgement.Memory
-	c.Testimonies = slices.Concat(e.ask(ctx, detailed(&a.Case), func(int) bool { return true })...)
+	c.Testimonies = append(slices.Concat(ask(ctx, e.Witnesses, e.beside(), detailed(&a.Case), func(int) bool { return true })...), a.late...)
 	c.Now = e.Clock()
 	j := verdict.Judge(&c)
 	var revived []*verdict.Sighting

@@ -110,6 +110,9 @@ type Needs struct {
 	Detail bool
 	// Relist: host-local listed again.
 	Relist bool
+	// Kube: the API server's Pods, who were not asked for yet. Nothing on a node without
+	// anything dead needs them.
+	Kube bool
 }
 
 // Judgement is Judge's result.

@@ -19,15 +19,6 @@ func Judge(c *Case) *Judgement {
 	}
 	out := &Judgement{Reasons: s.silent, Findings: make([]Finding, 0, total)}
 	_, out.Vantage = s.vantage()
-	for _, w := range c.Policy.Required {
-		if why, silent := s.silent[w]; silent && (w != claim.WitnessCRI || !c.Policy.CRINone) {
-			out.Silent = append(out.Silent, w+": "+why)
-		}
-	}
-	if why, silent := s.silent[claim.WitnessBoot]; silent && !slices.Contains(c.Policy.Required, claim.WitnessBoot) {
-		out.Silent = append(out.Silent, claim.WitnessBoot+": "+why)
-	}
-
 	list := make([]assessment, 0, total)
 	at := 0 // in old
 	for i := range c.Snapshots {
@@ -44,6 +35,9 @@ func Judge(c *Case) *Judgement {
 			a.at = int32(at)
 			list = append(list, a)
 		}
+	}
+	for i := range list {
+		out.Needs.Kube = out.Needs.Kube || s.wantsKube(&list[i])
 	}
 	gather(list, c.Policy.held)
 	// What was known stays where it stood, which is in order.
@@ -80,10 +74,30 @@ func Judge(c *Case) *Judgement {
 		}
 	}
 	s.missing(out)
+	if s.unasked && !out.Needs.Kube {
+		delete(out.Reasons, claim.WitnessKube) // nothing needs it, so it keeps nothing
+	}
+	out.Silent = s.silences()
 	if s.now.Boot == "" {
 		out.Memory = old // no instant can be remembered
 	}
 	return out
+}
+
+// silences are the required witnesses that are silent.
+func (s *scene) silences() (list []string) {
+	for _, w := range s.c.Policy.Required {
+		if w == claim.WitnessCRI && s.c.Policy.CRINone {
+			continue
+		}
+		if why, silent := s.silent[w]; silent {
+			list = append(list, w+": "+why)
+		}
+	}
+	if why, silent := s.silent[claim.WitnessBoot]; silent && !slices.Contains(s.c.Policy.Required, claim.WitnessBoot) {
+		list = append(list, claim.WitnessBoot+": "+why)
+	}
+	return list
 }
 
 // ours: cache entries of networks that do not use host-local are another's business,
@@ -257,12 +271,13 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 // confirmation). why is not empty if it is old enough; else wait is how long until then,
 // negative if it never is.
 //
-// Only plain absence: what must stay absent for longer is not proven by its age. Under
+// Only plain absence: what must stay absent for longer is not proven by its age, and that the
+// API server has no such Pod must be heard twice. Under
 // pressure the shorter grace needs more: the namespace that the address was made for is gone
 // from this kernel, and a runtime was asked.
 func (s *scene) aged(a *assessment) (wait time.Duration, why string) {
 	stamp := s.stampOf(a.Resource)
-	if stamp == nil || a.class != classAbsent || a.slow {
+	if stamp == nil || a.class != classAbsent || a.slow || a.odd != nil && a.odd.podGone {
 		return -1, ""
 	}
 	age, ok := s.now.Since(claim.Instant{Boot: stamp.Boot, Mono: stamp.Mono})

@@ -93,14 +93,15 @@ func (s *scene) wanted() map[netip.Addr]bool {
 	return out
 }
 
-// relisted is the second listing, if it was made after every witness was asked.
+// relisted is the second listing, if it was made after every witness was asked that says
+// something of what is Missing.
 func (s *scene) relisted() *claim.Snapshot {
 	r := s.c.Relisted
 	if r == nil {
 		return nil
 	}
 	for _, t := range s.c.Testimonies {
-		if _, ok := r.Listed.Since(t.Asked); !ok && t.State == claim.StateComplete {
+		if _, ok := r.Listed.Since(t.Asked); !ok && t.State == claim.StateComplete && t.Witness != claim.WitnessKube {
 			return nil
 		}
 	}
@@ -238,6 +239,9 @@ func (s *scene) idleNetns(out *Judgement, old Memory) {
 			if s.needsDetail(&a) {
 				out.Needs.Detail = true
 			}
+			if s.wantsKube(&a) {
+				out.Needs.Kube = true
+			}
 			s.conclude(&a, next)
 			if f.Verdict == Orphaned {
 				f.Why = "a network namespace that no process uses and no runtime knows"
@@ -262,7 +266,7 @@ func (s *scene) assessNetns(f *Finding, n *claim.Netns) assessment {
 	}
 	a.say(claim.WitnessKernel, Absent, "no process is in it or holds it open")
 	if why := s.silentRequired(); why != "" {
-		a.Rule, a.Why = "witness-silent", why
+		a.Rule, a.Why = ruleSilent, why
 		return a
 	}
 	ids := a.Resource.Owner.Aliases()

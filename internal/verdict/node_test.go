@@ -55,6 +55,9 @@ type node struct {
 	vantage  claim.Vantage
 	silent   map[string]string
 	memory   Memory
+	// apiServer: there is one that can be asked; pods are its. asked: it was.
+	apiServer, asked bool
+	pods             []claim.KubePod
 	// deaf: the engine does not answer what the judge needs.
 	deaf bool
 	// relisted is what the second listing finds besides files.
@@ -174,9 +177,30 @@ func (n *node) proc(id, via string, netns uint64) {
 func (n *node) box(id, pod string, ready bool) *claim.Sandbox {
 	n.boxes = append(n.boxes, claim.Sandbox{
 		ID: id, Endpoint: endpoint, Ready: ready, Created: int64(1000 + len(n.boxes)),
-		Pod: claim.Pod{Namespace: "default", Name: "web-0", UID: pod},
+		Pod: claim.Pod{Namespace: "default", Name: "web-0", UID: pod}, FromAPI: true,
 	})
 	return &n.boxes[len(n.boxes)-1]
+}
+
+// kube gives the node an API server, which has a Pod for each sandbox there is.
+func (n *node) kube(required bool) {
+	n.apiServer = true
+	if required {
+		n.policy.Required = append(n.policy.Required, claim.WitnessKube)
+	}
+	for _, b := range n.boxes {
+		n.pod(b.Pod.UID, "Running")
+	}
+}
+
+// pod is what the API server has of the Pod uid.
+func (n *node) pod(uid, phase string, addrs ...string) *claim.KubePod {
+	p := claim.KubePod{Pod: claim.Pod{Namespace: "default", Name: "web-0", UID: uid}, Phase: phase}
+	for _, a := range addrs {
+		p.Addrs = append(p.Addrs, ip(a))
+	}
+	n.pods = append(n.pods, p)
+	return &n.pods[len(n.pods)-1]
 }
 
 // bystander is a living Pod of the runtime, so that its list is not empty.
@@ -227,6 +251,9 @@ func (n *node) build(detail, relist bool) *Case {
 		{Witness: claim.WitnessCRI, CRI: &claim.CRIFacts{Runtimes: slices.Clone(n.runtimes), Sandboxes: boxes, Detailed: detail}},
 		{Witness: claim.WitnessBoot, Boot: &claim.BootFacts{Current: n.now.Boot, Past: slices.Clone(n.past)}},
 	}
+	if n.asked {
+		c.Testimonies = append(c.Testimonies, claim.Testimony{Witness: claim.WitnessKube, Kube: &claim.KubeFacts{Node: "n1", Pods: slices.Clone(n.pods)}})
+	}
 	for i := range c.Testimonies {
 		t := &c.Testimonies[i]
 		t.State, t.Asked, t.Took = claim.StateComplete, asked, time.Millisecond
@@ -249,16 +276,18 @@ func (n *node) build(detail, relist bool) *Case {
 // sweep is one pass: it judges, answers what the judge needs, and remembers.
 func (n *node) sweep() *outcome {
 	n.t.Helper()
+	n.asked = false
 	c := n.build(false, false)
 	j := Judge(c)
-	first := j.Needs
-	if !n.deaf && (j.Needs.Detail || j.Needs.Relist) {
-		c = n.build(j.Needs.Detail, j.Needs.Relist)
-		j = Judge(c)
-		if j.Needs.Relist && c.Relisted == nil {
-			c = n.build(first.Detail, true)
-			j = Judge(c)
+	first, needs := j.Needs, Needs{}
+	for range 3 {
+		more := Needs{Detail: needs.Detail || j.Needs.Detail, Relist: needs.Relist || j.Needs.Relist, Kube: n.apiServer && (needs.Kube || j.Needs.Kube)}
+		if n.deaf || more == needs {
+			break
 		}
+		needs, n.asked = more, more.Kube
+		c = n.build(needs.Detail, needs.Relist)
+		j = Judge(c)
 	}
 	n.memory = j.Memory
 	return &outcome{n.t, c, j, first}

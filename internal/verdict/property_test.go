@@ -86,6 +86,14 @@ func randomNode(t testing.TB, seed int64) *node {
 	if r.Intn(20) == 0 {
 		n.stores[0].Problem = "EIO"
 	}
+	if r.Intn(2) == 0 {
+		n.kube(r.Intn(2) == 0)
+		n.pods = slices.DeleteFunc(n.pods, func(p claim.KubePod) bool { return p.UID != "bystander" && r.Intn(2) == 0 })
+		for range r.Intn(2) {
+			p := n.pod(pick(r, []string{"u1", "u2", "u3"}), pick(r, []string{"Pending", "Running", "Failed"}), pick(r, someAddrs))
+			p.HostNetwork = r.Intn(8) == 0
+		}
+	}
 	return n
 }
 
@@ -100,6 +108,7 @@ func later(n *node, seed int64) *Case {
 	} else {
 		n.wait([]time.Duration{0, 1, grace, orphanGrace, 2 * orphanGrace}[seed%5])
 	}
+	n.asked = n.apiServer
 	return n.build(seed%7 != 0, seed%3 == 0)
 }
 
@@ -220,11 +229,33 @@ func TestP1AliveIsNeverReleasable(t *testing.T) {
 					t.Errorf("%s is releasable by %s, though %s is alive", r.Path, x.Rule, id)
 				}
 			}
+			if p := podWith(c, r); p != "" {
+				t.Errorf("%s is releasable by %s, though the Pod %s has the address", r.Path, x.Rule, p)
+			}
 			if n := f.holder(c, r, r.Addr); n != 0 {
 				t.Errorf("%s is releasable by %s, though namespace %d is in use and holds %s", r.Path, x.Rule, n, r.Addr)
 			}
 		}
 	})
+}
+
+// podWith returns the UID of a Pod that has r's address by the API server, if nothing else
+// reserves it.
+func podWith(c *Case, r *claim.Resource) string {
+	if r.Kind != claim.KindReservation || owns(c, someIDs, r.Addr, r.Store) {
+		return ""
+	}
+	for _, t := range c.Testimonies {
+		if t.Kube == nil {
+			continue
+		}
+		for _, p := range t.Kube.Pods {
+			if (p.Phase == "Pending" || p.Phase == "Running") && !p.HostNetwork && slices.Contains(p.Addrs, r.Addr) {
+				return p.UID
+			}
+		}
+	}
+	return ""
 }
 
 // holder returns a namespace in use that holds addr, and that is not excused by another
@@ -290,6 +321,9 @@ func copied(c *Case) *Case {
 func TestP2SilenceReleasesNothing(t *testing.T) {
 	each(t, func(t *testing.T, _ int64, c *Case, j *Judgement) {
 		for i := range c.Testimonies {
+			if w := c.Testimonies[i].Witness; w == claim.WitnessKube && !slices.Contains(c.Policy.Required, w) {
+				continue // only what it says counts, not that it says it
+			}
 			d := copied(c)
 			d.Testimonies[i] = claim.Testimony{Witness: d.Testimonies[i].Witness, State: claim.StateSilent, Detail: "x", Asked: d.Testimonies[i].Asked}
 			for p := range releasable(Judge(d)) {
@@ -409,6 +443,9 @@ func TestP6OrderDoesNotMatter(t *testing.T) {
 			if x.CRI != nil {
 				shuffle(r, x.CRI.Sandboxes)
 			}
+			if x.Kube != nil {
+				shuffle(r, x.Kube.Pods)
+			}
 		}
 		// Texts name the first of several: only what is decided is compared.
 		decided := func(j *Judgement) []string {
@@ -505,6 +542,9 @@ func mayRelease(t *testing.T, c *Case, x Finding) {
 	need := []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessBoot}
 	if !c.Policy.CRINone {
 		need = append(need, claim.WitnessCRI)
+	}
+	if slices.Contains(c.Policy.Required, claim.WitnessKube) {
+		need = append(need, claim.WitnessKube)
 	}
 	for _, w := range need {
 		if !heard[w] {

@@ -22,6 +22,12 @@ type scene struct {
 	process *claim.ProcessFacts
 	cri     *claim.CRIFacts
 	boot    *claim.BootFacts
+	kube    *claim.KubeFacts
+	// unasked: the API server was not asked yet. lacksKube: and it is required, and nobody else
+	// is silent.
+	unasked, lacksKube bool
+	podAddrs           map[netip.Addr][]*claim.KubePod // of Pods that have not ended
+	podUIDs            map[string][]*claim.KubePod     // by UID, and by that of the static Pod
 
 	byAddr    map[netip.Addr][]*claim.Netns
 	byID      map[uint64]*claim.Netns
@@ -95,13 +101,17 @@ func newScene(c *Case) *scene {
 	for _, v := range c.Policy.Valid {
 		s.valid[v.ContainerID] = append(s.valid[v.ContainerID], v)
 	}
+	s.unasked = !heard[claim.WitnessKube]
 	s.contradictCRI()
+	s.contradictKube()
 	s.index()
+	s.indexKube()
 	s.indexStamps()
 	s.witnesses = slices.Clip(s.witnessSet())
 	s.sortedWitnesses = slices.Clip(slices.Sorted(slices.Values(s.witnesses)))
 	s.whyNot = s.mayNotConvict()
-	s.silentWhy = s.firstSilent()
+	s.silentWhy = s.firstSilent("")
+	s.lacksKube = s.unasked && s.silentWhy != "" && s.firstSilent(claim.WitnessKube) == ""
 	if s.cri != nil {
 		s.notListed = fmt.Sprintf("not among the %d sandboxes of %s", len(s.cri.Sandboxes), s.endpoints())
 	}
@@ -147,6 +157,8 @@ func (s *scene) mute(witness, why string) {
 		s.cri = nil
 	case claim.WitnessBoot:
 		s.boot, s.past = nil, map[string]bool{}
+	case claim.WitnessKube:
+		s.kube = nil
 	}
 }
 
@@ -182,6 +194,8 @@ func (s *scene) take(t *claim.Testimony) string {
 				s.past[b] = true
 			}
 		}
+	case t.Witness == claim.WitnessKube && t.Kube != nil:
+		s.kube = t.Kube
 	default:
 		return "says complete but gave no facts that are known here"
 	}
@@ -592,15 +606,20 @@ func (s *scene) witnessSet() []string {
 	} else if s.c.Policy.CRINone {
 		set = append(set, "cri:none")
 	}
+	// Who need not speak vouches for nothing: a run must not end whenever it speaks again.
+	if s.kube != nil && slices.Contains(s.c.Policy.Required, claim.WitnessKube) {
+		set = append(set, claim.WitnessKube)
+	}
 	return set
 }
 
 // silentRequired returns the first required witness that does not count, with why.
 func (s *scene) silentRequired() string { return s.silentWhy }
 
-func (s *scene) firstSilent() string {
+// firstSilent is silentRequired of all but one.
+func (s *scene) firstSilent(except string) string {
 	for _, w := range s.c.Policy.Required {
-		if w == claim.WitnessCRI && s.c.Policy.CRINone {
+		if w == claim.WitnessCRI && s.c.Policy.CRINone || w == except {
 			continue
 		}
 		if why, silent := s.silent[w]; silent {

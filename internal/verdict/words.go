@@ -11,6 +11,9 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
 
+// ruleSilent is the rule by which a required witness's silence keeps.
+const ruleSilent = "witness-silent"
+
 // WitnessValid is the name under which Policy.Valid speaks.
 const WitnessValid = "cni"
 
@@ -45,6 +48,7 @@ type oddity struct {
 	// witnesses replaces the sighting's witness set where the evidence is of another
 	// kind (orphaned, NotReady), so that the kinds never vouch for each other.
 	witnesses []string
+	podGone   bool   // the API server's word that a Pod is gone is a part of the evidence
 	held      string // a namespace that would go holds an address that a person held
 }
 
@@ -108,6 +112,10 @@ func (s *scene) assess(f *Finding, prior *Sighting) assessment {
 	process := s.sayProcess(&a, ids)
 	cri := s.sayCRI(&a, ids)
 	s.sayBoot(&a)
+	var kube Word
+	if kernel != Other {
+		kube = s.sayKube(&a, ids)
+	}
 	valid := s.isValid(r)
 	if valid {
 		a.word(WitnessValid, Alive, "among the attachments that its runtime has or is adding")
@@ -129,8 +137,10 @@ func (s *scene) assess(f *Finding, prior *Sighting) assessment {
 		if !s.holds(homes, r.Addr) {
 			a.Why = "its network namespace is in use"
 		}
+	case kube == Alive:
+		a.class = classAlive // rule and why are set by sayKube
 	case s.silentRequired() != "":
-		a.class, a.Rule, a.Why = classUnknown, "witness-silent", s.silentRequired()
+		a.class, a.Rule, a.Why = classUnknown, ruleSilent, s.silentRequired()
 	case kernel == Silent || process == Silent || cri == Silent:
 		// A witness that counts but cannot speak of this one resource.
 		a.class, a.Rule, a.Why = classUnknown, "cannot-say", s.cannotSay(&a)
@@ -430,7 +440,7 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 		return a.say(claim.WitnessCRI, Silent, "%s", s.silent[claim.WitnessCRI])
 	}
 	var stale *claim.Sandbox
-	staleWhy, waits := "", false
+	staleWhy, waits, gone := "", false, false
 	for _, id := range ids {
 		for _, b := range s.sandboxes[id] {
 			if b.Ready {
@@ -438,7 +448,14 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 			}
 			if newer := s.newerReady(b); newer != nil {
 				stale, staleWhy = b, "its Pod has the newer Ready sandbox "+short(newer.ID)
-			} else {
+				continue
+			}
+			switch s.fateOf(b) {
+			case fateLives:
+				return a.say(claim.WitnessCRI, Alive, "%s lists it, NotReady, and its Pod has not ended in the API", b.Endpoint)
+			case fateGone:
+				stale, staleWhy, gone = b, "its Pod is gone in the API", true
+			default:
 				stale, staleWhy, waits = b, "counts as gone if kernel and process stay absent across the orphan grace", true
 			}
 		}
@@ -455,6 +472,10 @@ func (s *scene) sayCRI(a *assessment, ids []string) Word {
 		}
 		// Of a clipped slice: append copies.
 		others := append(s.witnessesOf(a), "cri~notready")
+		if gone {
+			others = append(others, "kube~gone")
+			a.oddly().podGone = true
+		}
 		a.oddly().witnesses = slices.DeleteFunc(others, func(w string) bool { return w == "cri:"+stale.Endpoint })
 		return a.say(claim.WitnessCRI, Absent, "%s lists it, NotReady: %s", stale.Endpoint, staleWhy)
 	}

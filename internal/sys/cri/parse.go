@@ -22,6 +22,10 @@ const (
 	maxMeta = 1024
 )
 
+// configSource is the annotation by which every kubelet says where it has a Pod from: "api",
+// "file" or "http" (pkg/kubelet/types: ConfigSourceAnnotationKey).
+const configSource = "kubernetes.io/config.source"
+
 // sandboxOf turns one entry of a list into a fact. An entry that no runtime writes
 // makes the whole answer untrustworthy, so it is an error and never skipped.
 func sandboxOf(endpoint string, s *runtimeapi.PodSandbox) (claim.Sandbox, error) {
@@ -44,6 +48,7 @@ func sandboxOf(endpoint string, s *runtimeapi.PodSandbox) (claim.Sandbox, error)
 		// is alive.
 		Ready:   s.GetState() != runtimeapi.PodSandboxState_SANDBOX_NOTREADY,
 		Pod:     claim.Pod{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()},
+		FromAPI: s.GetAnnotations()[configSource] == "api",
 		Attempt: m.GetAttempt(),
 		Created: s.GetCreatedAt(),
 	}, nil
@@ -160,6 +165,7 @@ func compareSandboxes(a, b claim.Sandbox) int {
 		strings.Compare(a.Pod.Name, b.Pod.Name),
 		strings.Compare(a.Pod.UID, b.Pod.UID),
 		compareBool(a.Ready, b.Ready),
+		compareBool(a.FromAPI, b.FromAPI),
 		strings.Compare(a.Netns, b.Netns),
 		slices.CompareFunc(a.Addrs, b.Addrs, netip.Addr.Compare),
 	)

@@ -144,6 +144,15 @@ func TestSandboxOf(t *testing.T) {
 			t.Errorf("state %d: ready %t", c.state, got.Ready)
 		}
 	}
+	// Case F16: only the kubelet's own word that a Pod came from the API says so.
+	for source, api := range map[string]bool{"api": true, "file": false, "http": false, "API": false, "": false} {
+		it := item("abc", "n")
+		it.Annotations = map[string]string{"kubernetes.io/config.seen": "api", "kubernetes.io/config.source": source}
+		it.Labels = map[string]string{"kubernetes.io/config.source": "api"}
+		if got, _ := sandboxOf("", it); got.FromAPI != api {
+			t.Errorf("source %q: from the API %t", source, got.FromAPI)
+		}
+	}
 	if _, err := sandboxOf("", &runtimeapi.PodSandbox{Id: strings.Repeat("a", maxID)}); err != nil {
 		t.Errorf("no metadata, long ID: %v", err)
 	}
