@@ -39,11 +39,16 @@ func pathsIn(dir string) paths {
 // our directory; the native snapshotter, since it also works where the temporary
 // directory is an overlay; no AppArmor; OOM scores are only lowered where that is
 // allowed (machines without CAP_SYS_RESOURCE).
-func (p paths) containerdConfig(v Version) string {
+func (p paths) containerdConfig(v Version, hooked bool) string {
+	text := p.fill(configV24)
 	if v == Debian {
-		return p.fill(configV16)
+		text = p.fill(configV16)
 	}
-	return p.fill(configV24)
+	if hooked {
+		const runc = "runtime_type = "
+		text = strings.Replace(text, runc, fmt.Sprintf("base_runtime_spec = %q\n      %s", p.spec(), runc), 1)
+	}
+	return text
 }
 
 func (p paths) fill(template string) string {

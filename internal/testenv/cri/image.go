@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 )
 
@@ -14,21 +15,23 @@ import (
 // for. It has one program, which waits.
 const PauseImage = "holdfast.test/pause:1"
 
-// writeImage writes an OCI image archive with one program, /pause, that ctr and podman
-// can both load. No compression: the layer's digest is then its diff ID.
-func writeImage(path, program string) error {
+// WriteImage writes an OCI image archive with one program, a static one, that ctr and
+// podman can both load: "/" and the program's own name are its entry point. No
+// compression: the layer's digest is then its diff ID.
+func WriteImage(path, name, program string) error {
+	base := filepath.Base(program)
 	binary, err := os.ReadFile(program)
 	if err != nil {
 		return err
 	}
-	layer, err := tarOf([]file{{name: "pause", mode: 0o755, content: binary}})
+	layer, err := tarOf([]file{{name: base, mode: 0o755, content: binary}})
 	if err != nil {
 		return err
 	}
 	type object = map[string]any
 	config, err := json.Marshal(object{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": object{"Entrypoint": []string{"/pause"}, "WorkingDir": "/"},
+		"config": object{"Entrypoint": []string{"/" + base}, "WorkingDir": "/"},
 		"rootfs": object{"type": "layers", "diff_ids": []string{digest(layer)}},
 	})
 	if err != nil {
@@ -49,8 +52,8 @@ func writeImage(path, program string) error {
 	entry := descriptor(oci+"manifest.v1+json", manifest)
 	entry["platform"] = object{"architecture": runtime.GOARCH, "os": "linux"}
 	entry["annotations"] = object{
-		"io.containerd.image.name":          PauseImage, // read by containerd
-		"org.opencontainers.image.ref.name": PauseImage, // read by podman
+		"io.containerd.image.name":          name, // read by containerd
+		"org.opencontainers.image.ref.name": name, // read by podman
 	}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{entry}})
 	if err != nil {

@@ -25,23 +25,39 @@ func (r *Runtime) Cgroup() string { return r.cgroup }
 // not. Usable concurrently.
 func (r *Runtime) OnNode(f func() error) error { return r.host.do(f) }
 
+// imported is an image archive with the name of its image.
+type imported struct{ archive, name string }
+
 // ImportImage loads an OCI archive, and waits until the runtime knows the image by the
-// given name, which the archive gives it. It is gone after WipeRoot.
+// given name, which the archive gives it. Where a start finds it missing, as after
+// WipeRoot, it is loaded again.
 func (r *Runtime) ImportImage(t testing.TB, archive, name string) {
 	t.Helper()
+	i := imported{archive, name}
+	r.images = append(r.images, i)
+	r.importMissing(t, i)
+}
+
+// importMissing loads an image with Debian's ctr, whose client also speaks to containerd
+// 2. CRI learns of it by an event, so it is waited for.
+func (r *Runtime) importMissing(t testing.TB, i imported) {
+	t.Helper()
 	images := runtimeapi.NewImageServiceClient(r.conn)
+	has := func() (bool, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		s, err := images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: i.name}})
+		return s.GetImage() != nil, err
+	}
+	if ok, err := has(); err == nil && ok {
+		return // the root was kept
+	}
 	out, err := exec.CommandContext(t.Context(), "ctr", "-a", r.p.socket, "-n", "k8s.io",
-		"images", "import", "--snapshotter", "native", archive).CombinedOutput()
+		"images", "import", "--snapshotter", "native", i.archive).CombinedOutput()
 	if err != nil {
 		t.Fatalf("ctr images import: %v\n%s", err, out)
 	}
-	// CRI learns of it by an event.
-	r.poll(t, "CRI knows the image "+name, func() (bool, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		s, err := images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}})
-		return s.GetImage() != nil, err
-	})
+	r.poll(t, "CRI knows the image "+i.name, has)
 }
 
 // PowerOff ends everything at once, as a power failure does: containerd, shims,

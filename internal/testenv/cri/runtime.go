@@ -37,7 +37,9 @@ type Runtime struct {
 	host       *hostNetns
 	owner      *os.File // locked as long as the test lives
 	init       *standIn // made by the first RunOnNode
-	cgroup     string   // parent of the sandboxes' cgroups, such as "/hf-1f2e..."
+	hooked     bool
+	images     []imported
+	cgroup     string // parent of the sandboxes' cgroups, such as "/hf-1f2e..."
 	containerd string
 	shimDir    string
 	pause      string
@@ -53,11 +55,23 @@ type Runtime struct {
 // when the test ends; what cannot be is an error of the test.
 func Start(t testing.TB, v Version) *Runtime {
 	t.Helper()
+	return startRuntime(t, v, false)
+}
+
+// StartNode is Start for a kubelet: a Pod with hostPID sees as /proc/1 what RunOnNode
+// shows, a process in the runtime's network namespace, and otherwise the machine's /proc.
+func StartNode(t testing.TB, v Version) *Runtime {
+	t.Helper()
+	return startRuntime(t, v, true)
+}
+
+func startRuntime(t testing.TB, v Version, hooked bool) *Runtime {
+	t.Helper()
 	testenv.Need(t, testenv.CRI)
 	if err := takeAwayAbandoned(); err != nil {
 		t.Logf("taking away what a killed test left: %v", err)
 	}
-	r := &Runtime{Version: v}
+	r := &Runtime{Version: v, hooked: hooked}
 	if err := r.prepare(t.Context()); err != nil {
 		t.Fatalf("prepare containerd %s: %v", v, err)
 	}
@@ -69,6 +83,11 @@ func Start(t testing.TB, v Version) *Runtime {
 		t.Fatal(err)
 	}
 	r.SetNetwork(t, n)
+	if hooked {
+		if err := r.installHook(t.Context()); err != nil {
+			t.Fatalf("the hook of Pods with hostPID: %v", err)
+		}
+	}
 	r.start(t)
 	return r
 }
@@ -110,7 +129,7 @@ func (r *Runtime) prepare(ctx context.Context) error {
 	r.p = pathsIn(dir)
 	r.Endpoint = "unix://" + r.p.socket
 	r.cgroup = "/hf-" + strings.ToLower(rand.Text()[:12])
-	if err := r.p.populate(r.Version, built[0], r.pause); err != nil {
+	if err := r.p.populate(r.Version, r.hooked, built[0], r.pause); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	if r.host, err = newHostNetns(); err != nil {
@@ -140,7 +159,7 @@ func shortTempDir() (string, error) {
 	return "", errors.New("no temporary directory is short enough for a socket")
 }
 
-func (p paths) populate(v Version, plugins, pause string) error {
+func (p paths) populate(v Version, hooked bool, plugins, pause string) error {
 	for _, d := range []string{p.confDir, p.binDir, p.realDir, p.dataDir, filepath.Join(p.dir, "logs")} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return err
@@ -165,10 +184,10 @@ func (p paths) populate(v Version, plugins, pause string) error {
 	if err := p.writeLoopbackRecorder(); err != nil {
 		return err
 	}
-	if err := writeImage(p.image, pause); err != nil {
+	if err := WriteImage(p.image, PauseImage, pause); err != nil {
 		return err
 	}
-	return os.WriteFile(p.config, []byte(p.containerdConfig(v)), 0o644)
+	return os.WriteFile(p.config, []byte(p.containerdConfig(v, hooked)), 0o644)
 }
 
 // linkOrCopy makes a hard link or, across file systems, a copy. A symbolic link would
@@ -218,7 +237,10 @@ func (r *Runtime) start(t testing.TB) {
 	}
 	r.cri = runtimeapi.NewRuntimeServiceClient(r.conn)
 	r.poll(t, "containerd serves CRI", func() (bool, error) { return r.ready(t.Context()) })
-	r.importPause(t)
+	r.importMissing(t, imported{r.p.image, PauseImage})
+	for _, i := range r.images {
+		r.importMissing(t, i)
+	}
 }
 
 func (r *Runtime) ready(ctx context.Context) (bool, error) {
@@ -277,19 +299,6 @@ func (r *Runtime) loadedNetwork(ctx context.Context) (string, error) {
 		return n.Config.Name + ":" + strings.Join(types, ","), nil
 	}
 	return "", errors.New("the runtime has no network for eth0")
-}
-
-// importPause loads the pause image with Debian's ctr, whose client also speaks to
-// containerd 2.
-func (r *Runtime) importPause(t testing.TB) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	s, err := runtimeapi.NewImageServiceClient(r.conn).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: PauseImage}})
-	if err == nil && s.GetImage() != nil {
-		return // the root was kept
-	}
-	r.ImportImage(t, r.p.image, PauseImage)
 }
 
 // Network returns the network that new sandboxes get.

@@ -275,7 +275,7 @@ func (c *Cluster) programs(o Options) {
 		Name: "etcd", Log: log("etcd"), within: c.net.Do,
 		args: []string{"/usr/bin/etcd", "--data-dir=" + c.file("etcd"), "--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
 			"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
-			"--initial-cluster=default=http://127.0.0.1:2380", "--logger=zap", "--log-outputs=stderr", "--snapshot-count=10000"},
+			"--initial-cluster=default=http://127.0.0.1:2380", "--logger=zap", "--log-level=warn", "--log-outputs=stderr", "--snapshot-count=10000"},
 		ready: c.healthy(etcdURL+"/health", nil),
 	}
 	c.APIServer = &Program{

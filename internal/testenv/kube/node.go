@@ -24,6 +24,8 @@ import (
 
 // NodeOptions choose what a node has.
 type NodeOptions struct {
+	// Name is node-0, node-1 and so on when empty.
+	Name string
 	// Containerd is cri.Debian (1.6.20) when empty.
 	Containerd cri.Version
 	// Network changes the node's Pod network before the kubelet starts, such as its
@@ -58,19 +60,21 @@ type Node struct {
 	dir     string
 }
 
-// AddNode joins a node and waits until it is ready. Its names are node-0, node-1 and so
-// on.
+// AddNode joins a node and waits until it is ready.
 func (c *Cluster) AddNode(t testing.TB, o NodeOptions) *Node {
 	t.Helper()
 	if o.Containerd == "" {
 		o.Containerd = cri.Debian
 	}
-	r := cri.Start(t, o.Containerd)
+	r := cri.StartNode(t, o.Containerd)
 	number := c.nodes
 	c.nodes++
+	if o.Name == "" {
+		o.Name = fmt.Sprintf("node-%d", number)
+	}
 	dir := filepath.Join(r.Dir(), "kubelet")
 	n := &Node{
-		Name: fmt.Sprintf("node-%d", number), IP: nodeAddr(number), Runtime: r, cluster: c, dir: dir,
+		Name: o.Name, IP: nodeAddr(number), Runtime: r, cluster: c, dir: dir,
 		KubeletRoot: filepath.Join(dir, "root"), StaticPods: filepath.Join(dir, "manifests"), PodLogs: filepath.Join(dir, "pods"),
 		KubeletConfig: filepath.Join(dir, "config.yaml"),
 	}
@@ -243,6 +247,9 @@ func (n *Node) Reboot(t testing.TB, wipe bool) {
 	t.Helper()
 	n.Kubelet.Kill(t)
 	n.Runtime.PowerOff(t)
+	if err := unmountBelow(n.KubeletRoot); err != nil {
+		t.Fatal(err)
+	}
 	if wipe {
 		n.Runtime.WipeRoot(t)
 	}

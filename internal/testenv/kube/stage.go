@@ -1,9 +1,9 @@
 package kube
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -102,7 +102,7 @@ func bind(from, to string) error {
 
 // mountPoints returns the mount points of the calling thread's namespace.
 func mountPoints() ([]string, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/mountinfo", unix.Gettid()))
+	b, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
@@ -124,6 +124,23 @@ func shareMount(dir string) error {
 	}
 	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
 		return &os.PathError{Op: "make shared", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// unmountBelow unmounts everything below dir, the last mounted first.
+func unmountBelow(dir string) error {
+	points, err := mountPoints()
+	if err != nil {
+		return err
+	}
+	for _, p := range slices.Backward(points) {
+		if !strings.HasPrefix(p, dir+"/") {
+			continue
+		}
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && err != unix.EINVAL {
+			return &os.PathError{Op: "umount", Path: p, Err: err}
+		}
 	}
 	return nil
 }
