@@ -10,13 +10,14 @@ type AgentConfiguration struct {
 	// NodeName is the node's name in Kubernetes; empty: the environment's NODE_NAME, else
 	// the host name.
 	NodeName string `json:"nodeName,omitempty"`
-	// Interval is the time between two sweeps (10s to 1h, default 1m); each is up to a tenth
+	// Interval is the time between two sweeps (1s to 1h, default 1m); each is up to a tenth
 	// longer or shorter, so that nodes do not ask together.
 	Interval string `json:"interval,omitempty"`
-	// Grace is the least time between the two sightings (30s to 24h). Empty: 5m, or what
-	// the kubelet's runtimeRequestTimeout asks for if that is longer.
+	// Grace is the least time between the two sightings (1ms to 24h). Empty: 5m, or what
+	// the kubelet's runtimeRequestTimeout asks for if that is longer. A shorter one is not safe: an
+	// ADD in flight may take longer.
 	Grace string `json:"grace,omitempty"`
-	// OrphanGrace is the longer one, for what is less certain (30s to 168h, default 1h).
+	// OrphanGrace is the longer one, for what is less certain (1ms to 168h, default 1h).
 	OrphanGrace string `json:"orphanGrace,omitempty"`
 	// WitnessTimeout is how long each witness may take (100ms to 5m, default 10s).
 	WitnessTimeout string `json:"witnessTimeout,omitempty"`
@@ -84,10 +85,10 @@ type AgentPressure struct {
 	// Threshold is the part of a range that is reserved from which on it is under pressure
 	// (0.1 to 1, default 0.85).
 	Threshold *float64 `json:"threshold,omitempty"`
-	// Grace is the shorter grace that holds under pressure with stronger evidence (10s to 1h,
+	// Grace is the shorter grace that holds under pressure with stronger evidence (1s to 1h,
 	// default 30s); "0s" switches it off.
 	Grace string `json:"grace,omitempty"`
-	// Interval is the least time between two sweeps under pressure (1s to 1h, default 10s).
+	// Interval is the least time between two sweeps under pressure (100ms to 1h, default 10s).
 	Interval string `json:"interval,omitempty"`
 	// LossPerMinute is how many lost addresses in a minute count as lost fast (1 to
 	// 100000, default 6).

@@ -40,6 +40,8 @@ func kinds() map[string]reflect.Type {
 		api.KindHolds:       reflect.TypeFor[api.Holds](),
 		api.KindRuntimes:    reflect.TypeFor[api.Runtimes](),
 		api.KindVersion:     reflect.TypeFor[api.Version](),
+
+		api.KindAgentConfiguration: reflect.TypeFor[api.AgentConfiguration](),
 	}
 }
 
@@ -85,6 +87,8 @@ func (g *generator) schema(t reflect.Type, within bool) object {
 		return object{"type": "integer"}
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return object{"type": "integer", "minimum": 0}
+	case reflect.Float64:
+		return object{"type": "number"}
 	case reflect.Slice:
 		if t.Elem().Kind() == reflect.Uint8 {
 			return object{"type": "string", "contentEncoding": "base64"}
@@ -303,6 +307,8 @@ func fill(v reflect.Value) {
 		v.SetInt(7)
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(7)
+	case reflect.Float64:
+		v.SetFloat(0.5)
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		fill(v.Elem())

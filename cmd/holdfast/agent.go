@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -180,7 +181,15 @@ func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), 
 				switch {
 				case err != nil:
 					s.reloaded(false)
-					log.Error("the configuration has mistakes; the old one stays in force", "error", report.Clean(err.Error()))
+					var mistakes []string
+					var usage usageError
+					if errors.As(err, &usage) {
+						err = usage.err
+					}
+					for _, e := range each(err) {
+						mistakes = append(mistakes, report.Clean(e.Error()))
+					}
+					log.Error("the configuration has mistakes; the old one stays in force", "mistakes", mistakes)
 				case configsEqual(again, conf):
 					s.reloaded(true)
 				default:

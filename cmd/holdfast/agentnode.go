@@ -60,7 +60,10 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 		return p
 	}
 	n := x.n
-	n.policy.PressureGrace, n.policy.Pressed = x.conf.PressureGrace, req.Pressed
+	n.policy.PressureGrace, n.policy.Pressed = 0, req.Pressed
+	if len(req.Pressed) > 0 {
+		n.policy.PressureGrace = x.conf.PressureGrace
+	}
 	r := &sweepRun{a: x.app, n: n, dryRun: x.conf.DryRun}
 	x.settle(ctx, r)
 	if p.Err = r.look(ctx); p.Err == nil {
@@ -162,4 +165,3 @@ func (x *agentNode) borrow(o *options, want access) (n *node, restore func(), er
 	n.policy.Orphans, n.policy.Foreign, n.policy.PressureGrace, n.policy.Pressed = mine.orphans, mine.foreign, 0, nil
 	return n, func() { n.o, n.policy = oldO, oldPolicy }, nil
 }
-

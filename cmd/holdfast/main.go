@@ -89,7 +89,9 @@ func execute(ctx context.Context, a *app, root *cobra.Command, args []string) in
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &usage):
-		fmt.Fprintln(a.stderr, "holdfast:", report.Clean(err.Error()))
+		for _, e := range each(usage.err) {
+			fmt.Fprintln(a.stderr, "holdfast:", report.Clean(e.Error()))
+		}
 		fmt.Fprintf(a.stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 		return exitUsage
 	}
@@ -98,6 +100,14 @@ func execute(ctx context.Context, a *app, root *cobra.Command, args []string) in
 		return exitWithheld
 	}
 	return exitFailed
+}
+
+// each returns the errors that one joins, so that each is told on a line of its own.
+func each(err error) []error {
+	if j, ok := err.(interface{ Unwrap() []error }); ok {
+		return j.Unwrap()
+	}
+	return []error{err}
 }
 
 func newRoot(a *app) *cobra.Command {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unicode"
@@ -28,9 +29,29 @@ import (
 // job is a holdfast in the background.
 type job struct {
 	cmd      *exec.Cmd
-	out, err bytes.Buffer
+	out, err buffer
 	done     chan error
 }
+
+// buffer is a bytes.Buffer that can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func (b *buffer) Bytes() []byte { return []byte(b.String()) }
 
 func (j *job) kill() {
 	_ = j.cmd.Process.Kill()

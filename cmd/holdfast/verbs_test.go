@@ -37,7 +37,9 @@ type world struct {
 	links  *netns.NS // the other ends of the Pods' veths
 	made   int       // how many of them
 	nets   []string  // networks of --network
-	named  bool      // whether --network is given
+	// asking: an agent is there, which has the places.
+	asking bool
+	named  bool // whether --network is given
 
 	server    *critest.Server
 	endpoint  string
@@ -170,6 +172,12 @@ func (w *world) id(name string) string {
 // flags are those of every command that looks at the node.
 func (w *world) flags(verb string) []string {
 	f := []string{"--state-dir", filepath.Join(w.dir, "state"), "--run-dir", filepath.Join(w.dir, "run")}
+	if w.asking {
+		return f
+	}
+	if verb == "agent" {
+		return append(f, "--config", filepath.Join(w.dir, "agent.yaml"))
+	}
 	if !slices.Contains([]string{"audit", "gc", "heal", "explain", "doctor", "bundle"}, verb) {
 		return f
 	}

@@ -114,16 +114,16 @@ func (p *parser) complete(in *api.AgentConfiguration) *Config {
 	}
 	c := &Config{
 		NodeName:       in.NodeName,
-		Interval:       p.duration("interval", in.Interval, time.Minute, 10*time.Second, time.Hour),
-		Grace:          p.duration("grace", in.Grace, 0, 30*time.Second, 24*time.Hour),
-		OrphanGrace:    p.duration("orphanGrace", in.OrphanGrace, time.Hour, 30*time.Second, 168*time.Hour),
+		Interval:       p.duration("interval", in.Interval, time.Minute, time.Second, time.Hour),
+		Grace:          p.duration("grace", in.Grace, 0, time.Millisecond, 24*time.Hour),
+		OrphanGrace:    p.duration("orphanGrace", in.OrphanGrace, time.Hour, time.Millisecond, 168*time.Hour),
 		WitnessTimeout: p.duration("witnessTimeout", in.WitnessTimeout, 10*time.Second, 100*time.Millisecond, 5*time.Minute),
 		DryRun:         in.DryRun, Adopt: or(in.Adopt, true), Orphans: in.Orphans, Foreign: in.Foreign, SideResources: or(in.SideResources, true),
 		MaxReleases: in.MaxReleases, Exclude: in.Exclude, Networks: in.Networks, Paths: in.Paths,
 		CRIEndpoints: in.CRI.Endpoints,
 		KubeEnabled:  in.Kube.Enabled, KubeRequired: or(in.Kube.Required, true), KubeEvents: or(in.Kube.Events, true), Kubeconfig: in.Kube.Kubeconfig,
 		PressureThreshold: or(in.Pressure.Threshold, 0.85),
-		PressureInterval:  p.duration("pressure.interval", in.Pressure.Interval, 10*time.Second, time.Second, time.Hour),
+		PressureInterval:  p.duration("pressure.interval", in.Pressure.Interval, 10*time.Second, 100*time.Millisecond, time.Hour),
 		LossPerMinute:     or(in.Pressure.LossPerMinute, 6),
 		HTTPAddress:       in.HTTP.Address, HTTPHosts: in.HTTP.Hosts, Pprof: in.HTTP.Pprof,
 		LogLevel: in.Log.Level, LogFormat: in.Log.Format,
@@ -131,7 +131,7 @@ func (p *parser) complete(in *api.AgentConfiguration) *Config {
 	if in.Pressure.Grace == "0s" || in.Pressure.Grace == "0" {
 		c.PressureGrace = 0
 	} else {
-		c.PressureGrace = p.duration("pressure.grace", in.Pressure.Grace, 30*time.Second, 10*time.Second, time.Hour)
+		c.PressureGrace = p.duration("pressure.grace", in.Pressure.Grace, 30*time.Second, time.Second, time.Hour)
 	}
 	if c.PressureThreshold < 0.1 || c.PressureThreshold > 1 {
 		p.fail("pressure.threshold", "is %g; allowed is 0.1 to 1", c.PressureThreshold)
