@@ -145,6 +145,9 @@ func (r *Runtime) Reservations(t testing.TB, network string) map[netip.Addr]stri
 			continue // "lock", "last_reserved_ip.0"
 		}
 		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if os.IsNotExist(err) {
+			continue // released since
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -88,6 +88,7 @@ func Start(t testing.TB, o Options) *Cluster {
 	leak.Own(t, c.dir)
 	t.Cleanup(func() { c.close(t) })
 	c.net = netns.New(t)
+	c.net.Unpin() // our descriptor keeps it, and a killed test leaves no mount
 	if err := c.bridge(); err != nil {
 		t.Fatal(err)
 	}
@@ -267,6 +268,15 @@ func (c *Cluster) kubeconfig(path, server, user string, groups ...string) error 
 		return err
 	}
 	return writeKubeconfig(path, server, c.ca.pem, p)
+}
+
+// WriteKubeconfig writes a kubeconfig file for a user with a client certificate, such as
+// for an agent that runs on a node and outside of a Pod: server is the node's API.URL.
+func (c *Cluster) WriteKubeconfig(t testing.TB, path, server, user string, groups ...string) {
+	t.Helper()
+	if err := c.kubeconfig(path, server, user, groups...); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (c *Cluster) programs(o Options) {

@@ -175,7 +175,11 @@ func (p *Program) LogTail() string {
 		return err.Error()
 	}
 	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
-	return "the end of the log of " + p.Name + ":\n" + string(bytes.Join(lines[max(0, len(lines)-15):], []byte("\n")))
+	lines = lines[max(0, len(lines)-15):]
+	for i, l := range lines {
+		lines[i] = l[:min(len(l), 400)]
+	}
+	return "the end of the log of " + p.Name + ":\n" + string(bytes.Join(lines, []byte("\n")))
 }
 
 // until waits until f returns nil, and fails the test with its last error when the time
