@@ -127,7 +127,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	}
 	now := n.clock.Now
 	hl := hostlocal.New(hostlocal.Config{
-		ConfDirs: confDirs(o), DataDirs: o.dataDirs, WellKnown: len(o.dataDirs)+len(o.confDirs) == 0, Clock: now,
+		ConfDirs: confDirs(o), DataDirs: o.dataDirs, WellKnown: len(o.dataDirs)+len(o.confDirs) == 0, Clock: now, Keep: o.stays,
 	})
 	cache := cnicache.New(cnicache.Config{Dirs: o.cacheDirs, Clock: now})
 	inInit := func(kind string) (bool, error) { return proc.InInit(o.proc, kind) }

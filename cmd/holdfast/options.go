@@ -32,6 +32,9 @@ type options struct {
 
 	maxReleases         int
 	forceOverCap, noDel bool
+
+	// stays: this process looks again and again, so it keeps what it read.
+	stays bool
 }
 
 func (o *options) addGlobal(fs *pflag.FlagSet) {

@@ -42,17 +42,24 @@ type Config struct {
 	// Serial makes List work without goroutines, so that its file calls come in one
 	// order: for a simulation that must be repeatable.
 	Serial bool
+	// Keep remembers the last listing, so that the next reads only what changed: for who lists
+	// again and again. It costs the memory of one snapshot.
+	Keep bool
 }
 
 // Inventory lists reservations. Safe for concurrent use.
 type Inventory struct {
 	cfg    Config
 	places []place
+	kept   *kept // nil without Keep
 }
 
 // New returns an inventory. It does no I/O.
 func New(cfg Config) *Inventory {
 	inv := &Inventory{cfg: cfg}
+	if cfg.Keep {
+		inv.kept = &kept{}
+	}
 	if cfg.WellKnown {
 		inv.places = wellKnown()
 	}
@@ -86,9 +93,11 @@ func (inv *Inventory) ListAlso(ctx context.Context, dataDirs []string) claim.Sna
 	d := discover(fs, inv.cfg.ConfDirs, also, inv.places)
 	slices.SortFunc(d.stores, func(a, b *candidate) int { return strings.Compare(a.Dir, b.Dir) })
 	snap := claim.Snapshot{Source: inv.Name(), Notes: d.notes}
+	keep := map[string]*keptStore{}
 	for batch := range slices.Chunk(d.stores, maxOpenStores) {
-		batchOf(ctx, fs, batch, &snap)
+		inv.batchOf(ctx, fs, batch, &snap, keep)
 	}
+	inv.kept.replace(keep)
 	for _, dir := range d.whole {
 		snap.Stores = append(snap.Stores, claim.Store{Dir: dir, DataDir: dir, Writable: true})
 	}
@@ -98,11 +107,11 @@ func (inv *Inventory) ListAlso(ctx context.Context, dataDirs []string) claim.Sna
 
 // batchOf reads the names of all its stores first: then it is known how many resources
 // there are, and they lie in one piece that never had to grow.
-func batchOf(ctx context.Context, fs files, stores []*candidate, snap *claim.Snapshot) {
+func (inv *Inventory) batchOf(ctx context.Context, fs files, stores []*candidate, snap *claim.Snapshot, keep map[string]*keptStore) {
 	var list []*listing
 	total := 0
 	for _, s := range stores {
-		l := &listing{fs: fs, store: &s.Store, named: s.named, fd: -1}
+		l := &listing{fs: fs, store: &s.Store, named: s.named, fd: -1, at: realtime()}
 		if s.Problem == "" && !l.begin() {
 			continue
 		}
@@ -112,7 +121,21 @@ func batchOf(ctx context.Context, fs files, stores []*candidate, snap *claim.Sna
 	}
 	snap.Resources = slices.Grow(snap.Resources, total)
 	for _, l := range list {
+		var key fsys.Key
+		sure := inv.kept != nil && l.fd >= 0 && l.at > 0
+		if sure {
+			var err error
+			key, err = l.fs.fdKey(l.fd)
+			sure = err == nil
+		}
+		if sure {
+			l.known = inv.kept.of(l.store.Dir, key, l.stamped)
+		}
+		start := len(snap.Resources)
 		snap.Resources = l.read(ctx, snap.Resources)
+		if sure && l.store.Problem == "" {
+			keep[l.store.Dir] = &keptStore{key, l.stamped, l.at, snap.Resources[start:len(snap.Resources):len(snap.Resources)]}
+		}
 		snap.Notes = append(snap.Notes, l.notes...)
 		snap.Stores = append(snap.Stores, *l.store)
 	}
@@ -136,6 +159,8 @@ type listing struct {
 	more    int // notes left out
 	own     bool
 	stamped bool // our own IPAM has worked here
+	at      int64
+	known   *keptStore // of the last listing, nil if there is none
 }
 
 func (l *listing) close() {
@@ -173,13 +198,16 @@ func (l *listing) begin() bool {
 		l.close()
 		return false
 	}
-	slices.SortFunc(l.entries, func(a, b entry) int {
-		if c := a.addr.Compare(b.addr); c != 0 {
-			return c
-		}
-		return strings.Compare(a.path, b.path)
-	})
+	slices.SortFunc(l.entries, func(a, b entry) int { return compareEntries(a.addr, a.path, &b) })
 	return true
+}
+
+// compareEntries is the order of a store's resources.
+func compareEntries(addr netip.Addr, path string, e *entry) int {
+	if c := addr.Compare(e.addr); c != 0 {
+		return c
+	}
+	return strings.Compare(path, e.path)
 }
 
 // read appends the store's resources to out.
@@ -279,6 +307,10 @@ func (l *listing) openSome(ctx context.Context, fd int, entries []entry, res []c
 	var owners ownerParser
 	var cut error
 	prefix := len(l.store.Dir) + 1
+	var before cursor
+	if len(entries) > 0 {
+		before = l.known.cursor(&entries[0])
+	}
 	for i := range entries {
 		if i%ctxEvery == 0 && cut == nil {
 			cut = ctx.Err()
@@ -293,6 +325,10 @@ func (l *listing) openSome(ctx context.Context, fd int, entries []entry, res []c
 		}
 		if e.mode != 0 && e.mode != unix.S_IFREG {
 			r.Problem = (&notRegularError{e.mode}).Error()
+			continue
+		}
+		if same := before.find(l.fs, fd, e, e.path[prefix:]); same != nil {
+			r.Owner, r.Inc, r.Stamp = same.Owner, same.Inc, same.Stamp
 			continue
 		}
 		var stamp **claim.Stamp
