@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -159,6 +160,8 @@ func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), 
 	if err != nil {
 		return err
 	}
+	// The heap of who stays is collected when it has doubled; see largeGC.
+	debug.SetGCPercent(100)
 	for {
 		log := newLogger(a.stderr, conf)
 		inner, stop := context.WithCancel(ctx)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/agent/config"
@@ -24,9 +25,14 @@ type agentNode struct {
 	n *node
 	// settled: what a crash left half way was brought to an end by this process.
 	settled bool
-	known   []string // runtimes that must answer, as they were when n.cri was made
-	clock   *boot.Clock
+	// retained is when the journal was shortened last: that reads all of it.
+	retained claim.Instant
+	known    []string // runtimes that must answer, as they were when n.cri was made
+	clock    *boot.Clock
 }
+
+// retainEvery is how often the journal is shortened.
+const retainEvery = time.Hour
 
 func newAgentNode(conf *config.Config, o *options, log *slog.Logger) *agentNode {
 	a := &app{opts: o, sink: func(text string) { log.Warn(text) }}
@@ -70,7 +76,14 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 		r.reap(ctx)
 		p.Err = r.err
 	}
-	r.retain()
+	if r.err != nil {
+		// An intent may be without its outcome.
+		x.settled = false
+	}
+	if d, ok := p.Started.Since(x.retained); !ok || d >= retainEvery {
+		r.retain()
+		x.retained = p.Started
+	}
 	x.fill(p, r)
 	return p
 }
