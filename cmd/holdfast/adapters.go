@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -129,14 +130,18 @@ func logOf(j *journal.Journal) sweep.Log {
 	return j
 }
 
-type vault struct{ q *hostlocal.Quarantine }
+type vault struct {
+	q *hostlocal.Quarantine
+	// held, unless nil, gets how long the allocator's lock was held, each time.
+	held func(time.Duration)
+}
 
 func (v vault) Release(ctx context.Context, dir string, moves []sweep.Move, fresh func() bool) ([]sweep.Moved, error) {
 	list := make([]hostlocal.Move, len(moves))
 	for i, m := range moves {
 		list[i] = hostlocal.Move(m)
 	}
-	outs, err := v.q.Release(ctx, dir, list, hostlocal.ReleaseOptions{Fresh: fresh})
+	outs, err := v.q.Release(ctx, dir, list, hostlocal.ReleaseOptions{Fresh: fresh, Held: v.held})
 	moved := make([]sweep.Moved, len(outs))
 	for i, o := range outs {
 		moved[i] = sweep.Moved{ReleaseID: o.ReleaseID, Err: o.Err}

@@ -92,6 +92,7 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 func (x *agentNode) fill(p *agent.Pass, r *sweepRun) {
 	p.Audit, p.Plan, p.Results, p.Settled, p.Busy = r.audit, r.plan, r.results, r.settled, r.busy
 	p.Err = errors.Join(p.Err, r.unsettled)
+	p.Locks, r.n.lockHolds = r.n.lockHolds, nil
 	if p.Plan == nil {
 		p.Plan = &plan.Plan{}
 	}

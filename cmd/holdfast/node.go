@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
@@ -42,9 +43,11 @@ type node struct {
 	// unwritable says why nothing can be written; then nothing is released.
 	unwritable error
 	locked     map[string]bool // data directories whose reaper lock is held
-	clock      *boot.Clock
-	warnings   []string
-	trouble    trouble
+	// lockHolds are how long the allocator's lock was held, each time.
+	lockHolds []time.Duration
+	clock     *boot.Clock
+	warnings  []string
+	trouble   trouble
 }
 
 // trouble is what a look met that it can do without, in the order met, each once.
@@ -148,7 +151,7 @@ func openNode(o *options, want access) (n *node, err error) {
 		},
 		Memory:  memory{n},
 		Journal: logOf(n.journal),
-		Vault:   vault{n.quarantine},
+		Vault:   vault{n.quarantine, func(d time.Duration) { n.lockHolds = append(n.lockHolds, d) }},
 		Sides:   &sides{cache: cache, links: lnk, bins: bins, now: now, inInit: inInit},
 		Holds:   n.holds,
 		Clock:   now,
