@@ -31,6 +31,11 @@ const (
 	OnWatch    Trigger = "watch"    // a Pod of this node went
 )
 
+// Triggers returns all triggers, in the order of documents and metrics.
+func Triggers() []Trigger {
+	return []Trigger{AtStart, AtInterval, OnPressure, OnLoss, OnRequest, OnHeal, OnWatch}
+}
+
 // Pass is one sweep and everything that came of it. Observers read it during their call and
 // keep nothing of Audit, which is large on a full node.
 type Pass struct {
@@ -61,6 +66,8 @@ type Pass struct {
 	Busy map[string]string
 	// Locks are how long host-local's lock was held, one for each time.
 	Locks []time.Duration
+	// Unwritable says why the journal cannot be written; then nothing is released.
+	Unwritable error
 	// Err is why the sweep was not made, or not to its end.
 	Err error
 }
