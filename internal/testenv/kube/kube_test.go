@@ -50,7 +50,7 @@ func TestControlPlane(t *testing.T) {
 func through(t *testing.T, c *Cluster, i *Interposer) kubernetes.Interface {
 	t.Helper()
 	config := rest.CopyConfig(c.Config)
-	config.Host, config.Timeout = i.URL, 2*time.Second
+	config.Host, config.Timeout = i.URL, time.Second
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
@@ -189,10 +189,28 @@ func testNode(t *testing.T, c *Cluster, n *Node) {
 	gone := c.RunPod(t, PausePod("gone-"+n.Name, n.Name))
 	c.DeletePod(t, "default", gone.Name, false)
 	c.WaitGone(t, "default", gone.Name)
-	if id, ok := n.Runtime.Reservations(t, network)[PodIP(t, gone)]; ok {
-		t.Errorf("the address of a deleted Pod is still reserved for %s", id)
-	}
+	released(t, n, gone)
 	step("two Pods deleted", began)
+
+	// A status that is slow to come: the sandbox has its address, and the API knows of none.
+	began = time.Now()
+	n.API.Fault(Delayed(3*time.Second, All(FromKubelet, Writes("pods"))))
+	slow := c.CreatePod(t, PausePod("slow-"+n.Name, n.Name))
+	reserved := len(n.Runtime.Reservations(t, network))
+	until(t, podsWithin, "the slow Pod has its address", func() error {
+		if len(n.Runtime.Reservations(t, network)) == reserved {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if got, err := c.Admin.CoreV1().Pods("default").Get(t.Context(), slow.Name, metav1.GetOptions{}); err != nil || len(got.Status.PodIPs) > 0 {
+		t.Errorf("the API knows %v already, %v", got.Status.PodIPs, err)
+	}
+	n.API.Fault(nil)
+	c.WaitRunning(t, "default", slow.Name)
+	c.DeletePod(t, "default", slow.Name, false)
+	c.WaitGone(t, "default", slow.Name)
+	step("a Pod with a slow status came and went", began)
 
 	// A kubelet that was away when its Pod was deleted ends the sandbox when it is back.
 	forced := c.RunPod(t, PausePod("forced-"+n.Name, n.Name))
@@ -203,12 +221,7 @@ func testNode(t *testing.T, c *Cluster, n *Node) {
 	began = time.Now()
 	n.Kubelet.Start(t)
 	step("the kubelet is back", began)
-	until(t, podsWithin, "the sandbox of a Pod deleted by force is gone", func() error {
-		if _, ok := n.Runtime.Reservations(t, network)[PodIP(t, forced)]; ok {
-			return errors.New("reserved")
-		}
-		return nil
-	})
+	released(t, n, forced)
 	step("and has cleaned up", began)
 	n.Runtime.Ping(t, addr)
 
@@ -239,6 +252,17 @@ func testNode(t *testing.T, c *Cluster, n *Node) {
 	until(t, podsWithin, "both Pods have addresses", func() error {
 		if n := len(n.Runtime.Reservations(t, network)); n != 4 {
 			return errors.New("not both")
+		}
+		return nil
+	})
+}
+
+// released waits until nothing is reserved for a Pod's address any more.
+func released(t *testing.T, n *Node, pod *corev1.Pod) {
+	t.Helper()
+	until(t, podsWithin, "the address of Pod "+pod.Name+" is free", func() error {
+		if id, ok := n.Runtime.Reservations(t, n.Runtime.Network().Name)[PodIP(t, pod)]; ok {
+			return errors.New("reserved for " + id)
 		}
 		return nil
 	})

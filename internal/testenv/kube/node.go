@@ -104,8 +104,9 @@ func (c *Cluster) AddNode(t testing.TB, o NodeOptions) *Node {
 	return n
 }
 
-// WaitReady waits until the node says Ready to the API, now and not only before, and
-// takes Pods that do not tolerate anything.
+// WaitReady waits until the API says that the node is ready, and that it takes Pods which
+// tolerate nothing. The API is the last to learn that a kubelet is gone (40 s); whether it
+// is back, Kubelet.Start has waited for.
 func (n *Node) WaitReady(t testing.TB) {
 	t.Helper()
 	until(t, podsWithin, n.Name+" is ready", func() error {
