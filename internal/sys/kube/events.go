@@ -3,13 +3,20 @@ package kube
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
@@ -134,46 +141,59 @@ func hexID(text string) string {
 	return ""
 }
 
-// Events writes Events. Its methods are those of client-go's record.EventSink.
-type Events struct {
-	Client *Client
-	// Timeout bounds one call; 0: 10 s.
-	Timeout time.Duration
+// Event is a core/v1 Event as far as we fill one in.
+type Event struct {
+	// Namespace and Name are of the Event itself.
+	Namespace, Name string
+	Object          Object
+	Warning         bool // else Normal
+	Reason, Message string
+	Count           int
+	First, Last     time.Time
+	// Host is the node that tells it.
+	Host string
 }
 
-// Create stores a new Event.
-func (s Events) Create(e *corev1.Event) (*corev1.Event, error) {
-	return s.send("create", e, func(c *Client, ctx context.Context) ([]byte, error) {
-		return c.rest.Post().Namespace(e.Namespace).Resource("events").MaxRetries(0).Body(e).Do(ctx).Raw()
-	})
-}
+// Object is what an Event is about: a Node, or a Pod.
+type Object struct{ Kind, Namespace, Name, UID string }
 
-// Update replaces an Event.
-func (s Events) Update(e *corev1.Event) (*corev1.Event, error) {
-	return s.send("update", e, func(c *Client, ctx context.Context) ([]byte, error) {
-		return c.rest.Put().Namespace(e.Namespace).Resource("events").Name(e.Name).MaxRetries(0).Body(e).Do(ctx).Raw()
-	})
-}
-
-// Patch changes an Event by a strategic merge patch.
-func (s Events) Patch(e *corev1.Event, data []byte) (*corev1.Event, error) {
-	return s.send("patch", e, func(c *Client, ctx context.Context) ([]byte, error) {
-		return c.rest.Patch(types.StrategicMergePatchType).Namespace(e.Namespace).Resource("events").Name(e.Name).MaxRetries(0).Body(data).Do(ctx).Raw()
-	})
-}
-
-// send returns errors as the API server's client gives them, since a recorder asks for their
-// type.
-func (s Events) send(op string, e *corev1.Event, do func(*Client, context.Context) ([]byte, error)) (*corev1.Event, error) {
-	if e.Namespace == "" {
-		// The API server would take the path for another one.
-		return nil, &Error{op, "events " + printable(e.Name, 80), errors.New("an Event needs a namespace")}
+// CreateEvent stores a new Event.
+func (c *Client) CreateEvent(ctx context.Context, e Event) error {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
 	}
-	ctx, cancel := context.WithTimeout(quiet(context.Background()), cmp.Or(s.Timeout, DefaultTimeout))
-	defer cancel()
-	body, err := do(s.Client, ctx)
+	body := &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: "v1", Kind: e.Object.Kind, Namespace: e.Object.Namespace, Name: e.Object.Name, UID: types.UID(e.Object.UID),
+		},
+		Type: kind, Reason: e.Reason, Message: e.Message, Count: int32(min(e.Count, math.MaxInt32)),
+		FirstTimestamp: metav1.NewTime(e.First), LastTimestamp: metav1.NewTime(e.Last),
+		Source: corev1.EventSource{Component: "holdfast", Host: e.Host}, ReportingController: "holdfast.dev/agent", ReportingInstance: e.Host,
+	}
+	return c.send(ctx, "create", e, c.rest.Post().Namespace(e.Namespace).Resource("events").Body(body))
+}
+
+// PatchEvent sets Count, Message and Last of an Event that is there; fs.ErrNotExist if it is
+// not.
+func (c *Client) PatchEvent(ctx context.Context, e Event) error {
+	patch, err := json.Marshal(map[string]any{"count": e.Count, "message": e.Message, "lastTimestamp": metav1.NewTime(e.Last)})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return decodeAs[*corev1.Event](s.Client.decode, body)
+	return c.send(ctx, "patch", e, c.rest.Patch(types.StrategicMergePatchType).Namespace(e.Namespace).Resource("events").Name(e.Name).Body(patch))
+}
+
+func (c *Client) send(ctx context.Context, op string, e Event, r *rest.Request) error {
+	err := error(nil)
+	if e.Namespace == "" || e.Name == "" {
+		err = errors.New("an Event needs a namespace and a name") // or the path is that of others
+	} else if _, err = r.MaxRetries(0).Do(quiet(ctx)).Raw(); apierrors.IsNotFound(err) {
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	if err != nil {
+		return &Error{op, "events " + printable(e.Namespace+"/"+e.Name, 120), err}
+	}
+	return nil
 }

@@ -1,8 +1,10 @@
 package kube
 
 import (
-	"encoding/json"
+	"context"
+	"errors"
 	"io"
+	"io/fs"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
@@ -102,56 +103,69 @@ func TestFailedSandboxes(t *testing.T) {
 	}
 }
 
-func TestEventsSink(t *testing.T) {
+func TestWriteEvents(t *testing.T) {
 	a := newAPI(t)
 	var sent []string
+	var got *corev1.Event
 	a.lie["namespaces"] = func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
-		sent = append(sent, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type"))
-		e := &corev1.Event{}
-		if strings.Contains(r.Header.Get("Content-Type"), "json") {
-			err = json.Unmarshal(body, e)
-		} else {
-			e, err = decodeAs[*corev1.Event](newCodecs().UniversalDeserializer(), body)
+		if err == nil && r.Method == "POST" {
+			got, err = decodeAs[*corev1.Event](newCodecs().UniversalDeserializer(), body)
+			body = nil
 		}
 		if err != nil {
 			t.Error(err)
 		}
-		a.write(w, e)
+		sent = append(sent, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")+" "+string(body))
+		a.write(w, &corev1.Event{})
 	}
-	e := anEvent("n1", "AddressReleased", time.Unix(5, 0))
-	sink := Events{Client: a.client()}
-	for _, f := range []func(*corev1.Event) (*corev1.Event, error){sink.Create, sink.Update} {
-		if got, err := f(&e); err != nil || got.Reason != "AddressReleased" || got.Message != e.Message {
-			t.Errorf("%v, %v", got, err)
-		}
+	at := time.Unix(1_770_000_000, 0)
+	e := Event{
+		Namespace: "default", Name: "n1.abc", Object: Object{Kind: "Node", Name: "n1", UID: "n1"}, Warning: true,
+		Reason: "AddressLeaked", Message: "12 addresses", Count: 7, First: at, Last: at.Add(time.Minute), Host: "n1",
 	}
-	if got, err := sink.Patch(&e, []byte(`{"count":7}`)); err != nil || got.Count != 7 {
-		t.Errorf("%v, %v", got, err)
+	c := a.client()
+	if err := c.CreateEvent(t.Context(), e); err != nil {
+		t.Error(err)
+	}
+	if err := c.PatchEvent(t.Context(), e); err != nil {
+		t.Error(err)
 	}
 	if d := cmp.Diff([]string{
-		"POST /api/v1/namespaces/default/events application/vnd.kubernetes.protobuf",
-		"PUT /api/v1/namespaces/default/events/web-0.1 application/vnd.kubernetes.protobuf",
-		"PATCH /api/v1/namespaces/default/events/web-0.1 application/strategic-merge-patch+json",
+		"POST /api/v1/namespaces/default/events application/vnd.kubernetes.protobuf ",
+		`PATCH /api/v1/namespaces/default/events/n1.abc application/strategic-merge-patch+json {"count":7,"lastTimestamp":"2026-02-02T02:41:00Z","message":"12 addresses"}`,
 	}, sent); d != "" {
 		t.Error(d)
 	}
-	// A recorder asks for the type of the error.
+	want := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: "n1.abc"},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "n1"}, Type: "Warning",
+		Reason: "AddressLeaked", Message: "12 addresses", Count: 7, FirstTimestamp: metav1.NewTime(at), LastTimestamp: metav1.NewTime(at.Add(time.Minute)),
+		Source: corev1.EventSource{Component: "holdfast", Host: "n1"}, ReportingController: "holdfast.dev/agent", ReportingInstance: "n1",
+	}
+	got.TypeMeta = metav1.TypeMeta{}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+
 	a.lie["namespaces"] = a.refuses(404, metav1.StatusReasonNotFound)
-	_, err := sink.Patch(&e, []byte(`{}`))
-	if _, ok := err.(*apierrors.StatusError); !ok || !apierrors.IsNotFound(err) {
-		t.Errorf("%T %v", err, err)
+	if err := c.PatchEvent(t.Context(), e); !errors.Is(err, fs.ErrNotExist) || err.Error() != "patch events default/n1.abc: there is none (404)" {
+		t.Error(err)
+	}
+	a.lie["namespaces"] = a.refuses(403, metav1.StatusReasonForbidden)
+	if err := c.CreateEvent(t.Context(), e); errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "create events default/n1.abc: forbidden (403)") {
+		t.Error(err)
 	}
 	a.lie["namespaces"] = a.hangs(nil)
-	sink.Timeout = 100 * time.Millisecond
-	if _, err := sink.Create(&e); err == nil {
-		t.Error("a hanging API server took it")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := c.CreateEvent(ctx, e); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
 	}
-	e.Namespace = ""
-	if _, err := sink.Create(&e); err == nil || len(a.asked()) != 5 {
-		t.Errorf("without a namespace: %v", err)
+	asked := len(a.asked())
+	for _, e := range []Event{{Name: "x"}, {Namespace: "x"}} {
+		if c.CreateEvent(t.Context(), e) == nil || c.PatchEvent(t.Context(), e) == nil || len(a.asked()) != 0 {
+			t.Errorf("%+v was sent after %d", e, asked)
+		}
 	}
 }
