@@ -3,6 +3,8 @@ package e2e
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -161,8 +163,10 @@ func TestRebootHeals(t *testing.T) {
 	stamped := func(name, boot, content string) {
 		path := filepath.Join(net, name)
 		sum := sha256.Sum256([]byte(content))
-		stamp := fmt.Appendf(nil, "1 %s %d 4026532281 %x", boot, 100*time.Hour, sum[:16])
-		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), unix.Setxattr(path, "user.holdfast.stamp", stamp, 0)); err != nil {
+		id, err := hex.DecodeString(strings.ReplaceAll(boot, "-", ""))
+		stamp := binary.LittleEndian.AppendUint64(append([]byte("2"), id...), uint64(100*time.Hour))
+		stamp = append(binary.LittleEndian.AppendUint64(stamp, 4026532281), sum[:16]...)
+		if err := errors.Join(err, os.WriteFile(path, []byte(content), 0o600), unix.Setxattr(path, "user.holdfast.stamp", stamp, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}

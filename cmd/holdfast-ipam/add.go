@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -73,7 +74,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 		return err
 	}
 	result.IPs = ips
-	if err := types.PrintResult(result, r.version); err != nil {
+	if err := printResult(os.Stdout, result, r.version); err != nil {
 		return errors.Join(err, a.takeBack(ctx))
 	}
 	return nil

@@ -3,7 +3,8 @@ package main
 import (
 	"bytes"
 	"crypto/sha256"
-	"fmt"
+	"encoding/binary"
+	"encoding/hex"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -46,11 +47,15 @@ func (w *world) plantStamped(ts *testscript.TestScript, args []string) {
 	content, err := os.ReadFile(path)
 	ts.Check(err)
 	sum := sha256.Sum256(content)
-	stamp := fmt.Appendf(nil, "1 %s %d %d %x", now.Boot, (now.Mono - age).Nanoseconds(), ns, sum[:16])
+	id, err := hex.DecodeString(strings.ReplaceAll(now.Boot, "-", ""))
+	ts.Check(err)
+	stamp := append([]byte("2"), id...)
+	stamp = binary.LittleEndian.AppendUint64(stamp, uint64((now.Mono - age).Nanoseconds()))
+	stamp = append(binary.LittleEndian.AppendUint64(stamp, ns), sum[:16]...)
 	ts.Check(unix.Setxattr(path, stampAttr, stamp, 0))
 	last := filepath.Join(w.store(args[0]), "last_reserved_ip.0")
 	ts.Check(os.WriteFile(last, []byte(args[1]), 0o600))
-	ts.Check(unix.Setxattr(last, stampAttr, []byte("1"), 0))
+	ts.Check(unix.Setxattr(last, stampAttr, []byte("2"), 0))
 }
 
 // healRequest FILE NET [spare=OWNER] [valid=OWNER/IFNAME,...] writes what holdfast-ipam sends.

@@ -134,12 +134,11 @@ func (m *killSite) age(id string) {
 			continue
 		}
 		stamp := m.stamp(name)
-		fields := strings.Split(stamp, " ")
-		if len(fields) != 5 {
+		if len(stamp) != 49 {
 			m.t.Fatalf("%s has the stamp %q", name, stamp)
 		}
-		fields[1] = "00000000-0000-4000-8000-000000000000"
-		must(m.t, unix.Setxattr(filepath.Join(m.net(), name), stampAttr, []byte(strings.Join(fields, " ")), 0))
+		boot := strings.Repeat("\x00", 6) + "\x40\x00\x80" + strings.Repeat("\x00", 7)
+		must(m.t, unix.Setxattr(filepath.Join(m.net(), name), stampAttr, []byte(stamp[:1]+boot+stamp[17:]), 0))
 	}
 }
 

@@ -508,9 +508,6 @@ func (w *World) delOurs(c *container, n *network, net int) bool {
 	if left := w.reserved(n, c, net); err == nil && len(left) > 0 {
 		w.violate("alloc", "the DEL of container %d succeeded and %s stays", c.n, left[0])
 	}
-	if len(own) > 0 && err == nil {
-		_ = s.Sync()
-	}
 	w.noteBoot(proc, s)
 	return true
 }

@@ -4,16 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/fsys"
 )
 
 const (
@@ -104,23 +105,12 @@ func hostClocks(proc, own string) error {
 // readUUID reads a file that holds one UUID in the kernel's spelling. With dev, the
 // file must lie on that device.
 func readUUID(path string, dev *uint64) (string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	text, at, err := readFile(path, 128)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	if dev != nil {
-		var st unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			return "", &fs.PathError{Op: "fstat", Path: path, Err: err}
-		}
-		if st.Dev != *dev {
-			return "", fmt.Errorf("another file system is mounted over %q", path)
-		}
-	}
-	text, err := io.ReadAll(io.LimitReader(f, 128))
-	if err != nil {
-		return "", err
+	if dev != nil && at != *dev {
+		return "", fmt.Errorf("another file system is mounted over %q", path)
 	}
 	value := string(bytes.TrimSuffix(text, []byte("\n")))
 	if !IsUUID(value) {
@@ -129,15 +119,41 @@ func readUUID(path string, dev *uint64) (string, error) {
 	return value, nil
 }
 
+// readFile reads at most limit bytes of a file, and says on which device it lies. It does
+// not go through package os, whose poller takes longer to set up than all else here.
+func readFile(path string, limit int) (text []byte, dev uint64, err error) {
+	fail := func(op string, err error) ([]byte, uint64, error) {
+		return nil, 0, &fs.PathError{Op: op, Path: path, Err: err}
+	}
+	var k fsys.OS
+	fd, err := k.Openat(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return fail("open", err)
+	}
+	defer k.Close(fd)
+	st, err := k.Fstat(fd)
+	if err != nil {
+		return fail("fstat", err)
+	}
+	// The kernel fills a page at most with each call.
+	for text = make([]byte, 0, min(limit, 8<<10)); len(text) < limit; {
+		text = slices.Grow(text, min(limit-len(text), 4<<10))
+		n, err := k.Pread(fd, text[len(text):min(cap(text), limit)], int64(len(text)))
+		if err != nil {
+			return fail("read", err)
+		}
+		if n == 0 {
+			break
+		}
+		text = text[:len(text)+n]
+	}
+	return text, st.Dev, nil
+}
+
 // notCovered reports an error unless PID 1's mounts can be read and none of them lies
 // over the boot ID.
 func notCovered(mountinfo string) error {
-	f, err := os.Open(mountinfo)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxMountinfo))
+	text, _, err := readFile(mountinfo, maxMountinfo)
 	switch {
 	case err != nil:
 		return err
@@ -156,6 +172,9 @@ func notCovered(mountinfo string) error {
 // ID but below /proc. /proc/sys itself does not count: container engines mount it
 // over itself, read-only, and it is the same file system.
 func coversBootID(mountinfo []byte) bool {
+	if !bytes.Contains(mountinfo, []byte(" /proc/sys/kernel")) {
+		return false // nearly always, and then no line need be looked at
+	}
 	for line := range bytes.Lines(mountinfo) {
 		// One blank between fields; the kernel leaves other white space in a path as it is.
 		field := bytes.Split(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))

@@ -1,9 +1,9 @@
 package hostlocal
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
-	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,36 +17,55 @@ import (
 // host-local neither reads nor removes it.
 const StampAttr = "user.holdfast.stamp"
 
-const stampVersion = "1"
+// The layout of a stamp, in bytes. ext4 keeps an attribute of this name in the inode if its
+// value has at most 56; a larger one takes a block of its own, which costs an ADD 0.07 ms and
+// a DEL 0.09.
+const (
+	stampVersion = '2'
+	stampMono    = 17
+	stampNetns   = 25
+	stampSum     = 33
+	stampSize    = 49
+)
 
-// maxStamp bounds an attribute that is read, in bytes. Ours have about 110.
+// maxStamp bounds an attribute that is read, in bytes.
 const maxStamp = 512
 
 // errStamp is any stamp that is not whole; then the reservation counts as unstamped.
 var errStamp = errors.New("not a stamp of a version that is known here")
 
-// formatStamp writes the stamp of a reservation with this content. The sum ties it to
-// the content: a stamp that was copied to other content proves nothing.
+// formatStamp writes the stamp of a reservation with this content; s.Boot is a boot ID. The
+// sum ties it to the content: a stamp that was copied to other content proves nothing.
 func formatStamp(s claim.Stamp, content []byte) []byte {
-	return fmt.Appendf(nil, "%s %s %d %d %s", stampVersion, s.Boot, s.Mono.Nanoseconds(), s.Netns, sum(content))
+	b := make([]byte, 0, stampSize)
+	b = append(b, stampVersion)
+	b = fromHex(b, strings.ReplaceAll(s.Boot, "-", ""))
+	b = binary.LittleEndian.AppendUint64(b, uint64(s.Mono.Nanoseconds()))
+	b = binary.LittleEndian.AppendUint64(b, s.Netns)
+	return fromHex(b, sum(content))
+}
+
+// fromHex appends what lower-case hex means; text that is none makes a stamp that nobody reads.
+func fromHex(b []byte, text string) []byte {
+	b, _ = hex.AppendDecode(b, []byte(text))
+	return b
 }
 
 // parseStamp reads a stamp of content with that sum.
-func parseStamp(text []byte, contentSum string) (claim.Stamp, error) {
-	fields := strings.Split(string(text), " ")
-	if len(fields) != 5 || fields[0] != stampVersion || fields[4] != contentSum || !claim.IsUUID(fields[1]) {
+func parseStamp(b []byte, contentSum string) (claim.Stamp, error) {
+	if len(b) != stampSize || b[0] != stampVersion || hex.EncodeToString(b[stampSum:]) != contentSum {
 		return claim.Stamp{}, errStamp
 	}
-	mono, err1 := strconv.ParseInt(fields[2], 10, 64)
-	netns, err2 := strconv.ParseUint(fields[3], 10, 64)
-	if err1 != nil || err2 != nil || mono < 0 {
+	h := hex.EncodeToString(b[1:stampMono])
+	s := claim.Stamp{
+		Boot:  h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:],
+		Mono:  time.Duration(binary.LittleEndian.Uint64(b[stampMono:])),
+		Netns: binary.LittleEndian.Uint64(b[stampNetns:]),
+	}
+	if s.Mono < 0 || !claim.IsUUID(s.Boot) {
 		return claim.Stamp{}, errStamp
 	}
-	// Other spellings of a number are nothing that we write.
-	if strconv.FormatInt(mono, 10) != fields[2] || strconv.FormatUint(netns, 10) != fields[3] {
-		return claim.Stamp{}, errStamp
-	}
-	return claim.Stamp{Boot: fields[1], Mono: time.Duration(mono), Netns: netns}, nil
+	return s, nil
 }
 
 // hasStamp reports whether a last_reserved_ip.N is one that our own IPAM wrote, which

@@ -579,7 +579,7 @@ func (tx *Tx) SetLast(set int, addr netip.Addr) error {
 		return fail(err)
 	}
 	// A mark that stamps are to be looked for here; see hasStamp.
-	_ = s.fs.Fsetxattr(fd, StampAttr, []byte(stampVersion), 0)
+	_ = s.fs.Fsetxattr(fd, StampAttr, []byte{stampVersion}, 0)
 	// Cut after writing: host-local reads an empty one as "no such address".
 	err = s.fs.Ftruncate(fd, int64(len(text)))
 	if err == nil {

@@ -138,10 +138,7 @@ func (y *yard) del(fs fsys.FS, id string) error {
 		return err
 	}
 	defer s.Close()
-	if err := y.delete(s, id); err != nil {
-		return err
-	}
-	return s.Sync()
+	return y.delete(s, id)
 }
 
 func (y *yard) delete(s *Store, id string) error {
