@@ -20,6 +20,8 @@ const (
 	KindHolds       = "Holds"
 	KindRuntimes    = "Runtimes"
 	KindVersion     = "Version"
+	KindMap         = "Map"
+	KindStatus      = "Status"
 )
 
 // TypeMeta opens every document.

@@ -40,6 +40,8 @@ func kinds() map[string]reflect.Type {
 		api.KindHolds:       reflect.TypeFor[api.Holds](),
 		api.KindRuntimes:    reflect.TypeFor[api.Runtimes](),
 		api.KindVersion:     reflect.TypeFor[api.Version](),
+		api.KindMap:         reflect.TypeFor[api.Map](),
+		api.KindStatus:      reflect.TypeFor[api.Status](),
 
 		api.KindAgentConfiguration: reflect.TypeFor[api.AgentConfiguration](),
 	}

@@ -15,6 +15,15 @@ func stepsOf(list []journal.StepResult) []api.Step {
 	return out
 }
 
+// published are journal entries as documents have them.
+func published(list []journal.Entry, boot string) []api.JournalEntry {
+	out := make([]api.JournalEntry, 0, len(list))
+	for _, e := range list {
+		out = append(out, entryOf(e, boot))
+	}
+	return out
+}
+
 // entryOf publishes one journal entry.
 func entryOf(e journal.Entry, boot string) api.JournalEntry {
 	out := api.JournalEntry{

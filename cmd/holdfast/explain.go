@@ -2,26 +2,18 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/journal"
-	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
-
-// maxExplained bounds how much one query may mean.
-const maxExplained = 500
 
 // maxAuditFile bounds a saved document: 65,536 reservations take some 120 MB.
 const maxAuditFile = 1 << 30
@@ -75,7 +67,7 @@ the same code and without asking anybody.`,
 				}
 				entries = journal.Replay(recs)
 			}
-			doc, err := explain(au, entries, meta, args[0])
+			doc, err := report.Explanation(&au.Case, au.Judgement, published(entries, au.Case.Now.Boot), meta, args[0])
 			if err != nil {
 				return err
 			}
@@ -128,110 +120,3 @@ func replay(path string) (*sweep.Audit, string, error) {
 	}
 	return &sweep.Audit{Case: *doc.Evidence, Judgement: verdict.Judge(doc.Evidence)}, doc.Node, nil
 }
-
-// explain picks what the query means and says all of it.
-func explain(au *sweep.Audit, entries []journal.Entry, m report.Meta, query string) (*api.Explanation, error) {
-	found, err := match(au.Judgement, query)
-	if err != nil {
-		return nil, err
-	}
-	doc := &api.Explanation{
-		TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindExplanation},
-		Node:     m.Node, At: au.Case.Now.Wall, Query: query, Vantage: report.Vantage(&au.Case, au.Judgement),
-		Witnesses: report.Witnesses(&au.Case, au.Judgement), Resources: []api.ExplainedItem{},
-	}
-	if len(found) > maxExplained {
-		return nil, fmt.Errorf("%q: %d resources match, more than %d; name one by its address or container ID", query, len(found), maxExplained)
-	}
-	for _, f := range found {
-		item := api.ExplainedItem{Resource: report.Resource(f, au.Case.Now)}
-		if f.Releasable || f.Wait > 0 {
-			item.Plan = planFor(au.Judgement, f)
-		}
-		for _, e := range entries {
-			if e.Release != nil && e.Release.Addr.IsValid() && e.Release.Addr == f.Resource.Addr && e.Release.Store == f.Resource.Store {
-				item.Releases = append(item.Releases, entryOf(e, au.Case.Now.Boot))
-			}
-		}
-		doc.Resources = append(doc.Resources, item)
-	}
-	if len(found) > 0 {
-		return doc, nil
-	}
-	// Released and gone: the journal still knows it.
-	if addr, err := netip.ParseAddr(query); err == nil {
-		for i := len(entries) - 1; i >= 0; i-- {
-			if r := entries[i].Release; r != nil && r.Addr == addr.Unmap() {
-				return nil, fmt.Errorf("%s is not reserved; it was released as %s at %s (holdfast journal %s)", addr, entries[i].ID, entries[i].Intent.Wall.UTC().Format("2006-01-02T15:04:05Z"), entries[i].ID)
-			}
-		}
-	}
-	if addr, err := netip.ParseAddr(query); err == nil {
-		return nil, fmt.Errorf("%s is not reserved here, and it was never released", addr)
-	}
-	return nil, fmt.Errorf("%q: nothing on this node matches; want an address, a container ID or a unique prefix of one, or namespace/pod", query)
-}
-
-// planFor is what a release of f and what goes with it would do.
-func planFor(j *verdict.Judgement, f *verdict.Finding) []api.PlannedStep {
-	// All of them are there, so that the plan knows a bridge from a Pod's veth.
-	whole := verdict.Judgement{Findings: slices.Clone(j.Findings)}
-	for i := range whole.Findings {
-		g := &whole.Findings[i]
-		same := &j.Findings[i] == f || g.Resource.Owner.ID != "" && g.Resource.Owner == f.Resource.Owner
-		g.Releasable = same && (g.Releasable || g.Wait > 0)
-	}
-	var out []api.PlannedStep
-	for _, g := range plan.Make(&whole, plan.Options{ForceOverCap: true}).Groups {
-		out = append(out, report.Planned(g)...)
-	}
-	return out
-}
-
-// match finds what a query names: an address in any spelling, a namespace/pod, or a
-// whole container ID or a prefix of exactly one.
-func match(j *verdict.Judgement, query string) ([]*verdict.Finding, error) {
-	var out []*verdict.Finding
-	all := report.Sorted(j, nil)
-	if addr, err := netip.ParseAddr(query); err == nil {
-		for _, f := range all {
-			if f.Resource.Addr == addr.Unmap().WithZone("") {
-				out = append(out, f)
-			}
-		}
-		return out, nil
-	}
-	if ns, name, ok := strings.Cut(query, "/"); ok {
-		if ns == "" || name == "" {
-			return nil, nil
-		}
-		for _, f := range all {
-			if f.Pod.Namespace == ns && f.Pod.Name == name {
-				out = append(out, f)
-			}
-		}
-		return out, nil
-	}
-	ids := map[string]bool{}
-	for _, f := range all {
-		id := f.Resource.Owner.ID
-		if id == query {
-			ids = map[string]bool{id: true}
-			break
-		}
-		if strings.HasPrefix(id, query) {
-			ids[id] = true
-		}
-	}
-	if len(ids) > 1 {
-		return nil, fmt.Errorf("%q: %w: %d containers begin with it", query, errAmbiguous, len(ids))
-	}
-	for _, f := range all {
-		if ids[f.Resource.Owner.ID] {
-			out = append(out, f)
-		}
-	}
-	return out, nil
-}
-
-var errAmbiguous = errors.New("not unique")

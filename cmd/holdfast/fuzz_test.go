@@ -91,7 +91,7 @@ func FuzzReplay(f *testing.F) {
 			}
 		}
 		for _, q := range queries {
-			doc, err := explain(au, nil, report.Meta{Node: node}, q)
+			doc, err := report.Explanation(&au.Case, au.Judgement, nil, report.Meta{Node: node}, q)
 			if err != nil {
 				continue
 			}

@@ -76,10 +76,7 @@ func readJournal(o *options) (*api.Journal, error) {
 	}
 	// Without a boot ID nothing is called undoable.
 	now, _ := boot.Now(o.proc)
-	doc := &api.Journal{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindJournal}, Entries: []api.JournalEntry{}}
-	for _, e := range journal.Replay(recs) {
-		doc.Entries = append(doc.Entries, entryOf(e, now.Boot))
-	}
+	doc := &api.Journal{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindJournal}, Entries: published(journal.Replay(recs), now.Boot)}
 	for _, d := range damage {
 		doc.Damage = append(doc.Damage, d.String())
 	}

@@ -77,7 +77,8 @@ func addCompletion(root *cobra.Command) {
 			fs = c.PersistentFlags()
 		}
 		for name, list := range values {
-			if fs.Lookup(name) != nil {
+			// report's --output is a file.
+			if fs.Lookup(name) != nil && (name != "output" || c == root) {
 				_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp))
 			}
 		}

@@ -120,6 +120,7 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"release-id":      (*world).releaseID,
 		"owner-id":        (*world).ownerID,
 		"expect-verdict":  (*world).expectVerdict,
+		"expect-report":   (*world).expectReport,
 		"expect-said":     (*world).expectSaid,
 		"expect-witness":  (*world).expectWitness,
 		"expect-released": (*world).expectReleased,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
@@ -188,8 +189,8 @@ func TestMatch(t *testing.T) {
 		{name: "hostile", query: evil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := match(judged(), tt.query)
-			if errors.Is(err, errAmbiguous) != tt.ambiguous || err != nil && !tt.ambiguous {
+			got, err := report.Match(judged(), tt.query)
+			if errors.Is(err, report.ErrAmbiguous) != tt.ambiguous || err != nil && !tt.ambiguous {
 				t.Fatalf("err = %v", err)
 			}
 			var addrs []string

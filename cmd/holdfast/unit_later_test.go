@@ -6,6 +6,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/plan"
+	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
@@ -24,7 +25,7 @@ func TestLaterYAMLOfHostileContent(t *testing.T) {
 
 // "/" names no Pod, and must not mean every resource without one.
 func TestLaterMatchNoPod(t *testing.T) {
-	if got, err := match(judged(), "/"); err != nil || len(got) != 0 {
+	if got, err := report.Match(judged(), "/"); err != nil || len(got) != 0 {
 		t.Errorf("%d found, %v", len(got), err)
 	}
 }

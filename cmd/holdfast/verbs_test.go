@@ -178,7 +178,7 @@ func (w *world) flags(verb string) []string {
 	if verb == "agent" {
 		return append(f, "--config", filepath.Join(w.dir, "agent.yaml"))
 	}
-	if !slices.Contains([]string{"audit", "gc", "heal", "explain", "doctor", "bundle"}, verb) {
+	if !slices.Contains([]string{"audit", "gc", "heal", "explain", "report", "doctor", "bundle"}, verb) {
 		return f
 	}
 	f = append(f, "--data-dir", filepath.Join(w.dir, "data"), "--cni-conf-dir", filepath.Join(w.dir, "conf"),

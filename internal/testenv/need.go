@@ -33,6 +33,8 @@ const (
 	Overlay   = "overlay"   // root, mount, and an overlay can be mounted
 	Immutable = "immutable" // root, and directories in os.TempDir take FS_IMMUTABLE_FL
 
+	Chromium = "chromium" // chromium in PATH
+
 	Nobody = "nobody" // root, and a child can become UID 65534: see AsNobody
 	Long   = "long"   // nothing, but time: not in a short run
 )
@@ -114,6 +116,8 @@ func check(capability string) error {
 		return errors.Join(check(CRI), inPath("etcd"), checkKube())
 	case Podman:
 		return errors.Join(check(Netns), inPath("podman"))
+	case Chromium:
+		return inPath("chromium")
 	case IPTables:
 		return errors.Join(check(Netns), inPath("iptables"))
 	case NFT:
