@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,6 +22,9 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/agent/config"
 	"github.com/holdfast-cni/holdfast/internal/agent/control"
+	"github.com/holdfast-cni/holdfast/internal/agent/health"
+	"github.com/holdfast-cni/holdfast/internal/agent/logbook"
+	"github.com/holdfast-cni/holdfast/internal/agent/metrics"
 	"github.com/holdfast-cni/holdfast/internal/report"
 )
 
@@ -274,24 +278,20 @@ type service struct {
 	// watcher is nil where inotify is not to be had.
 	watcher *agent.Watcher
 
-	mu sync.Mutex
-	// socket says why the socket cannot be had, or "".
-	socket string
-	// last is what the last pass came to.
-	last passed
-}
-
-// passed is what is kept of a pass.
-type passed struct {
-	at  time.Time
-	err string
+	health  *health.Health
+	metrics *metrics.Metrics
 }
 
 func newService(conf *config.Config, log *slog.Logger) (*service, error) {
-	s := &service{conf: conf, log: log, socket: "the socket is not served yet"}
+	s := &service{conf: conf, log: log}
 	s.node = newAgentNode(conf, optionsOf(conf), log)
 	s.fill = &agent.Fill{Threshold: conf.PressureThreshold}
-	observers := []agent.Observer{s}
+	s.health = health.New(health.Options{
+		Interval: conf.Interval, Missed: 3, Longest: 4*conf.WitnessTimeout + 5*time.Minute, Started: s.node.clock.Now(),
+	})
+	s.health.Fault("socket", "it is not served yet")
+	s.metrics = metrics.New(metrics.Options{Version: version, Commit: commit, Start: time.Now()})
+	observers := []agent.Observer{logbook.New(log), s.health, s.metrics}
 	watcher, err := agent.NewWatcher(s.fill, func(why agent.Trigger) { s.agent.Wake(why) })
 	if err != nil {
 		log.Warn("ranges are not watched between sweeps", "error", err.Error())
@@ -319,30 +319,10 @@ func (s *service) run(ctx context.Context) {
 	s.agent.Run(ctx)
 }
 
-// Observe keeps what the probes are asked for.
-func (s *service) Observe(_ context.Context, p *agent.Pass) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = passed{at: time.Now()}
-	if p.Err != nil {
-		s.last.err = report.Clean(p.Err.Error())
-		s.log.Warn("a sweep was not made, or not to its end", "trigger", string(p.Trigger), "error", s.last.err)
-	}
-}
-
 // ready is "" when the agent does its work, else why it does not.
 func (s *service) ready() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.last.at.IsZero():
-		return "no sweep has ended yet"
-	case s.last.err != "":
-		return s.last.err
-	case !s.agent.Answered():
-		return "not every required witness has answered yet"
-	}
-	return s.socket
+	_, why := s.health.Ready()
+	return strings.Join(why, "; ")
 }
 
 // socketRetry is how long a socket that cannot be had is left alone.
@@ -356,19 +336,17 @@ func (s *service) serveSocket(ctx context.Context) {
 	}
 	for said := ""; ; {
 		err := srv.Listen()
-		s.mu.Lock()
-		s.socket = ""
+		why := ""
 		if err != nil {
-			s.socket = "the socket cannot be had: " + report.Clean(err.Error())
+			why = "it cannot be had: " + report.Clean(err.Error())
 		}
-		why := s.socket
-		s.mu.Unlock()
+		s.health.Fault("socket", why)
 		if err == nil {
 			srv.Serve(ctx)
 			return
 		}
 		if why != said {
-			s.log.Error(why)
+			s.log.Error("the socket is not served", "why", why)
 			said = why
 		}
 		select {
@@ -379,6 +357,13 @@ func (s *service) serveSocket(ctx context.Context) {
 	}
 }
 
-func (s *service) reloaded(bool) {}
+// reloaded notes whether the configuration could be read again.
+func (s *service) reloaded(ok bool) {
+	why := ""
+	if !ok {
+		why = "the file has mistakes, and an older one is in force"
+	}
+	s.health.Fault("configuration", why)
+}
 
 func configsEqual(a, b *config.Config) bool { return reflect.DeepEqual(a, b) }
