@@ -10,11 +10,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdfast-cni/holdfast/internal/agent/events"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+	"github.com/holdfast-cni/holdfast/internal/sys/kube"
 	"github.com/holdfast-cni/holdfast/internal/sys/proc"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
@@ -89,6 +91,38 @@ func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
 	}
 	t.State, t.Boot = claim.StateComplete, &facts
 	return []claim.Testimony{t}
+}
+
+type kubeWitness struct{ w *kube.Witness }
+
+func (k kubeWitness) Name() string { return k.w.Name() }
+func (k kubeWitness) Ask(ctx context.Context, _ bool) []claim.Testimony {
+	return []claim.Testimony{k.w.Ask(ctx)}
+}
+
+// eventSink writes the agent's Events.
+type eventSink struct {
+	client *kube.Client
+	host   string
+}
+
+func (s eventSink) event(e events.Event) kube.Event {
+	return kube.Event{
+		Namespace: e.Namespace, Name: e.Name, Object: kube.Object(e.Object), Warning: e.Warning, Reason: e.Reason, Message: e.Message,
+		Count: e.Count, First: e.First, Last: e.Last, Host: s.host,
+	}
+}
+
+func (s eventSink) Create(ctx context.Context, e events.Event) error {
+	return s.client.CreateEvent(ctx, s.event(e))
+}
+
+func (s eventSink) Patch(ctx context.Context, e events.Event) error {
+	err := s.client.PatchEvent(ctx, s.event(e))
+	if errors.Is(err, fs.ErrNotExist) {
+		return events.ErrNotFound
+	}
+	return err
 }
 
 type memory struct{ n *node }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -17,15 +18,22 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+
+	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/agent/config"
 	"github.com/holdfast-cni/holdfast/internal/agent/control"
+	"github.com/holdfast-cni/holdfast/internal/agent/events"
 	"github.com/holdfast-cni/holdfast/internal/agent/health"
 	"github.com/holdfast-cni/holdfast/internal/agent/logbook"
 	"github.com/holdfast-cni/holdfast/internal/agent/metrics"
+	"github.com/holdfast-cni/holdfast/internal/agent/web"
 	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/sys/kube"
 )
 
 // agentFlags are the flags of `holdfast agent`, which count more than the file's fields.
@@ -280,18 +288,33 @@ type service struct {
 
 	health  *health.Health
 	metrics *metrics.Metrics
+	page    *web.Map
+	// events and kube are nil where the API is not asked.
+	events *events.Recorder
+	kube   *kube.Client
 }
 
 func newService(conf *config.Config, log *slog.Logger) (*service, error) {
-	s := &service{conf: conf, log: log}
-	s.node = newAgentNode(conf, optionsOf(conf), log)
+	s := &service{conf: conf, log: log, page: &web.Map{}}
+	o := optionsOf(conf)
+	if err := s.askKube(o); err != nil {
+		return nil, err
+	}
+	s.node = newAgentNode(conf, o, log)
 	s.fill = &agent.Fill{Threshold: conf.PressureThreshold}
 	s.health = health.New(health.Options{
 		Interval: conf.Interval, Missed: 3, Longest: 4*conf.WitnessTimeout + 5*time.Minute, Started: s.node.clock.Now(),
 	})
 	s.health.Fault("socket", "it is not served yet")
-	s.metrics = metrics.New(metrics.Options{Version: version, Commit: commit, Start: time.Now()})
-	observers := []agent.Observer{logbook.New(log), s.health, s.metrics}
+	told := metrics.Options{Version: version, Commit: commit, Start: time.Now()}
+	if s.events != nil {
+		told.Events = s.events.Stats
+	}
+	s.metrics = metrics.New(told)
+	observers := []agent.Observer{logbook.New(log), s.health, s.metrics, s.page}
+	if s.events != nil {
+		observers = append(observers, s.events)
+	}
 	watcher, err := agent.NewWatcher(s.fill, func(why agent.Trigger) { s.agent.Wake(why) })
 	if err != nil {
 		log.Warn("ranges are not watched between sweeps", "error", err.Error())
@@ -315,7 +338,19 @@ func (s *service) run(ctx context.Context) {
 	if s.watcher != nil {
 		wg.Go(func() { s.watcher.Run(ctx) })
 	}
+	if s.events != nil {
+		wg.Go(func() { s.events.Run(ctx) })
+	}
+	if s.kube != nil {
+		w := &kube.Watcher{Client: s.kube, Node: s.conf.NodeName, Wake: func() { s.agent.Wake(agent.OnWatch) }, Rand: rand.Float64, Trouble: func(err error) {
+			s.log.Debug("the watch of Pods ended, and begins anew", "why", report.Clean(err.Error()))
+		}}
+		wg.Go(func() { w.Run(ctx) })
+	}
 	wg.Go(func() { s.serveSocket(ctx) })
+	if s.conf.HTTPAddress != "" {
+		wg.Go(func() { s.serveHTTP(ctx) })
+	}
 	s.agent.Run(ctx)
 }
 
@@ -324,6 +359,75 @@ func (s *service) ready() string {
 	_, why := s.health.Ready()
 	return strings.Join(why, "; ")
 }
+
+// askKube makes the API server a witness, where it is to be: told so, or in a Pod.
+func (s *service) askKube(o *options) error {
+	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
+	want := inPod || s.conf.Kubeconfig != ""
+	if s.conf.KubeEnabled != nil {
+		want = *s.conf.KubeEnabled
+	}
+	if !want {
+		return nil
+	}
+	rest, err := kube.Load(s.conf.Kubeconfig)
+	if err != nil {
+		return usageError{fmt.Errorf("kube: the API server cannot be asked: %w; name a kubeconfig, or say kube.enabled: false", err)}
+	}
+	if s.kube, err = kube.NewClient(rest, "holdfast/"+version); err != nil {
+		return usageError{fmt.Errorf("kube: %w", err)}
+	}
+	o.kube = &kubeOptions{s.kube, s.conf.NodeName, s.conf.KubeRequired}
+	if s.conf.KubeEvents {
+		s.events = events.New(events.Options{Node: s.conf.NodeName, Sink: eventSink{s.kube, s.conf.NodeName}})
+	}
+	return nil
+}
+
+// serveHTTP serves the page, metrics and probes. A port that cannot be had is asked for again: the
+// agent goes on without, and is not ready.
+func (s *service) serveHTTP(ctx context.Context) {
+	handler := web.New(web.Config{
+		Node: s.conf.NodeName, Version: version, Source: s, Map: s.page, Health: s.health, Clock: s.node.clock.Now,
+		Metrics: promhttp.HandlerFor(s.metrics.Registry(), promhttp.HandlerOpts{}), Pprof: s.conf.Pprof, Names: s.conf.HTTPHosts,
+	})
+	srv := &web.Server{Handler: handler, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
+	for said := ""; ctx.Err() == nil; {
+		var lc net.ListenConfig
+		ln, err := lc.Listen(ctx, "tcp", s.conf.HTTPAddress)
+		if err == nil {
+			s.health.Fault("http", "")
+			s.log.Info("the page is served", "address", ln.Addr().String())
+			err = srv.Serve(ctx, ln)
+		}
+		if ctx.Err() != nil || err == nil {
+			return
+		}
+		why := report.Clean(err.Error())
+		s.health.Fault("http", why)
+		if why != said {
+			s.log.Error("the page is not served", "why", why)
+			said = why
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(socketRetry):
+		}
+	}
+}
+
+// Fresh looks at the node for the page. It records nothing.
+func (s *service) Fresh(ctx context.Context) (au *sweep.Audit, err error) {
+	exErr := s.agent.Exclusive(ctx, func() {
+		if err = s.node.open(); err == nil {
+			au, err = s.node.n.engine.Look(ctx, s.node.n.policy)
+		}
+	})
+	return au, errors.Join(exErr, err)
+}
+
+// Journal is what the page shows of releases.
+func (s *service) Journal(context.Context) (*api.Journal, error) { return readJournal(s.node.app.opts) }
 
 // socketRetry is how long a socket that cannot be had is left alone.
 const socketRetry = 2 * time.Second

@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/sys/cnicache"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
+	"github.com/holdfast-cni/holdfast/internal/sys/kube"
 	"github.com/holdfast-cni/holdfast/internal/sys/links"
 	"github.com/holdfast-cni/holdfast/internal/sys/proc"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
@@ -156,6 +157,9 @@ func openNode(o *options, want access) (n *node, err error) {
 		Holds:   n.holds,
 		Clock:   now,
 		Rand:    rand.Reader,
+	}
+	if k := o.kube; k != nil {
+		n.engine.Late = []sweep.Witness{kubeWitness{kube.New(kube.Config{Client: k.client, Node: k.node, Clock: now, Timeout: o.timeout})}}
 	}
 	return n, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/sys/kube"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
@@ -33,8 +34,18 @@ type options struct {
 	maxReleases         int
 	forceOverCap, noDel bool
 
+	// kube, unless nil, is the API server that is asked for this node's Pods.
+	kube *kubeOptions
+
 	// stays: this process looks again and again, so it keeps what it read.
 	stays bool
+}
+
+// kubeOptions say who is asked about which node, and whether an answer is required.
+type kubeOptions struct {
+	client   *kube.Client
+	node     string
+	required bool
 }
 
 func (o *options) addGlobal(fs *pflag.FlagSet) {
@@ -117,6 +128,9 @@ func (o *options) policy() (verdict.Policy, error) {
 	}
 	if len(p.Required) == 0 {
 		return p, usagef("--witness: want some of %s", strings.Join(known, ", "))
+	}
+	if o.kube != nil && o.kube.required {
+		p.Required = append(p.Required, claim.WitnessKube)
 	}
 	p.CRINone = slices.Contains(o.criEndpoints, "none")
 	if p.CRINone && len(o.criEndpoints) > 1 {
