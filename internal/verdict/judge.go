@@ -13,6 +13,7 @@ import (
 func Judge(c *Case) *Judgement {
 	s := newScene(c)
 	old := c.Memory.ordered()
+	s.mayBeAdding = s.addInFlight(old)
 	total := 0
 	for i := range c.Snapshots {
 		total += len(c.Snapshots[i].Resources)
@@ -117,6 +118,9 @@ func ours(r *claim.Resource) bool {
 func (s *scene) needsDetail(a *assessment) bool {
 	if s.cri == nil || s.cri.Detailed {
 		return false
+	}
+	if a.class == classAbsent && s.mayBePressed(a) {
+		return true // which namespaces are theirs
 	}
 	return a.Rule == "cannot-say" || a.class == classConflict || byAddress(a.Resource) && a.class == classUnknown ||
 		// Only the kernel keeps it: the namespace may be another sandbox's.
@@ -238,6 +242,10 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 	if aged > 0 {
 		f.Wait = min(f.Wait, aged)
 	}
+	early, pressed := s.pressed(a)
+	if early && !over {
+		f.Wait = min(f.Wait, max(s.c.Policy.PressureGrace-elapsed, time.Nanosecond))
+	}
 	switch {
 	case a.class == classOrphan && (s.c.Policy.Foreign || !isForeign(a.Resource)):
 		s.concludeOrphan(a, over)
@@ -260,9 +268,16 @@ func (s *scene) conclude(a *assessment, sight *Sighting) {
 		f.Verdict, f.Rule = Leaked, "absent-twice"
 		f.Why = s.timed("every witness said absent, twice, %s apart", elapsed.Round(time.Second))
 		f.Releasable = true
+	case early && twice && elapsed >= s.c.Policy.PressureGrace:
+		f.Verdict, f.Rule = Leaked, "absent-under-pressure"
+		f.Why = s.timed("every witness said absent, twice, %s apart, no ADD can be in flight, and the range runs out", elapsed.Round(time.Second))
+		f.Releasable, f.Wait = true, 0
 	default:
 		f.Verdict, f.Rule = Suspect, "grace"
 		f.Why = s.timed("every witness says absent; must stay so for another %s", f.Wait.Round(time.Second))
+		if pressed != "" {
+			f.Why += "; not sooner, though the range runs out: " + pressed
+		}
 	}
 }
 
@@ -288,7 +303,7 @@ func (s *scene) aged(a *assessment) (wait time.Duration, why string) {
 		return 0, s.timed("its stamp says reserved %s ago, so no ADD of it is in flight, and every witness says absent", age.Round(time.Second))
 	}
 	wait = s.c.Policy.Grace - age
-	if p := s.c.Policy.PressureGrace; p > 0 && s.cri != nil && stamp.Netns != 0 && s.byID[stamp.Netns] == nil {
+	if p := s.c.Policy.PressureGrace; p > 0 && s.cri != nil && (len(s.c.Policy.Pressure) == 0 || s.underPressure(a.Resource)) && stamp.Netns != 0 && s.byID[stamp.Netns] == nil {
 		if age >= p {
 			return 0, s.timed("its stamp says reserved %s ago, for a network namespace that is gone, and every witness says absent", age.Round(time.Second))
 		}

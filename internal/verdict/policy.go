@@ -73,6 +73,11 @@ type Policy struct {
 	// Pressed are the stores whose range runs low, where PressureGrace holds for what has no
 	// stamp too.
 	Pressed []string `json:"pressed,omitempty"`
+	// Pressure are the stores, by directory, whose range runs out: there the pressure grace
+	// is enough for what carries no stamp too, where no ADD can be in flight; see
+	// scene.pressed. If there are any, stamped reservations of other stores have no pressure
+	// grace.
+	Pressure []string `json:"pressure,omitempty"`
 	// Valid are attachments that a runtime said it has, or is adding: alive, whatever the
 	// witnesses see. What is not listed is judged like anything else (cni #1086). Without
 	// an interface, all of the container's in that network.

@@ -55,6 +55,9 @@ type scene struct {
 	// Policy.Valid by container ID.
 	stamps map[claim.Attachment]*claim.Stamp
 	valid  map[string][]claim.Attachment
+	// mayBeAdding says which namespace may be that of an ADD in flight, "" if none; see
+	// addInFlight.
+	mayBeAdding string
 	// occupied are namespaces in which the process witness saw some container's process.
 	occupied map[uint64]bool
 	now      claim.Instant
