@@ -24,6 +24,7 @@ const (
 	bootsFile     = "boots"
 	runtimesFile  = "runtimes"
 	holdsFile     = "holds"
+	stopsFile     = "stops"
 	lockFile      = "state.lock"
 	asideMark     = ".corrupt-" // + time
 	asideKept     = 4           // of each file, the latest
@@ -243,6 +244,11 @@ func (d *Dir) aside(name string, why *CorruptError) error {
 	if err := failpoint.At(failpoint.StateAsideRenamed); err != nil {
 		return &Error{Op: "keep", Object: d.file(name), Err: err}
 	}
+	return d.pruneAside(name)
+}
+
+// pruneAside removes all but the latest files that were kept of name.
+func (d *Dir) pruneAside(name string) error {
 	old, err := d.names(name + asideMark)
 	if err != nil {
 		return &Error{Op: "read", Object: d.path, Err: err}

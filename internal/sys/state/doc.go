@@ -1,6 +1,6 @@
 // Package state is the sole owner of the small files in the state directory: the
-// judge's sightings, the boots that were seen, the runtimes that ever answered, and
-// the holds. docs/format/sightings.md describes their common format.
+// judge's sightings, the boots that were seen, the runtimes that ever answered, the holds, and
+// the networks whose releases are stopped. docs/format/sightings.md describes their common format.
 //
 // What a lost or damaged file means differs, and is chosen so that it never leads to
 // a release (I5):
@@ -11,6 +11,7 @@
 //	           so the witness has to be silent. Left where it is.
 //	holds      an error: a person said hold, and nobody knows of what any more, so
 //	           nothing may be released. Left where it is, for a person to look at.
+//	stops      every network is stopped, until a person resumes. The damaged file is kept aside.
 //
 // Scope: these files, their directory and its short lock. Non-scope: the journal
 // (internal/journal), the quarantine (internal/sys/hostlocal), the reaper lock, and
