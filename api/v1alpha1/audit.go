@@ -19,6 +19,7 @@ const (
 	KindDoctor      = "Doctor"
 	KindHolds       = "Holds"
 	KindRuntimes    = "Runtimes"
+	KindStops       = "Stops"
 	KindVersion     = "Version"
 	KindMap         = "Map"
 	KindStatus      = "Status"

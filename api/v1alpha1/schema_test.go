@@ -39,6 +39,7 @@ func kinds() map[string]reflect.Type {
 		api.KindDoctor:      reflect.TypeFor[api.Doctor](),
 		api.KindHolds:       reflect.TypeFor[api.Holds](),
 		api.KindRuntimes:    reflect.TypeFor[api.Runtimes](),
+		api.KindStops:       reflect.TypeFor[api.Stops](),
 		api.KindVersion:     reflect.TypeFor[api.Version](),
 		api.KindMap:         reflect.TypeFor[api.Map](),
 		api.KindStatus:      reflect.TypeFor[api.Status](),

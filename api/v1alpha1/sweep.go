@@ -193,6 +193,14 @@ type Hold struct {
 	Expired string `json:"expired,omitempty"`
 }
 
+// Stops lists the networks whose releases are stopped.
+type Stops struct {
+	TypeMeta
+	Stops []Stop `json:"stops"`
+	// Resumed are the stops that this command ended.
+	Resumed []Stop `json:"resumed,omitempty"`
+}
+
 // Runtimes lists the CRI endpoints that ever answered on this node and so must answer.
 type Runtimes struct {
 	TypeMeta

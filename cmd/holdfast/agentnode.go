@@ -73,8 +73,7 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 	r := &sweepRun{a: x.app, n: n, dryRun: x.conf.DryRun}
 	x.settle(ctx, r)
 	if p.Err = r.look(ctx); p.Err == nil {
-		r.reap(ctx)
-		p.Err = r.err
+		x.sweep(ctx, p, r)
 	}
 	if r.err != nil {
 		// An intent may be without its outcome.
@@ -86,6 +85,24 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 	}
 	x.fill(p, r)
 	return p
+}
+
+// sweep is what follows a look: the releases of before are held against it, and then more may go.
+func (x *agentNode) sweep(ctx context.Context, p *agent.Pass, r *sweepRun) {
+	w, err := x.n.watchLine(ctx, r.audit, r.dryRun)
+	p.Stops, p.Stopped, p.Undone = w.stops, w.fresh, w.undone
+	for _, s := range w.fresh {
+		x.log.Error("releases are stopped", "store", s.Store, "why", s.Why, "releaseIDs", s.ReleaseIDs)
+	}
+	for _, s := range w.over {
+		x.log.Warn("releases go on", "store", s.Store, "stoppedFor", s.Why, "why", s.Reason)
+	}
+	if p.Err = err; err != nil {
+		return
+	}
+	r.paced = true
+	r.reap(ctx)
+	p.Err = r.err
 }
 
 // fill puts a sweep's outcome into what the observers see.
@@ -111,6 +128,7 @@ func (x *agentNode) open() error {
 			return err
 		}
 		x.app.warn(n)
+		n.watch = &watch{}
 		x.n, x.settled = n, false
 		x.known, _ = n.knownRuntimes()
 	}

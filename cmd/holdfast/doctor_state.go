@@ -17,6 +17,7 @@ import (
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 )
@@ -255,7 +256,7 @@ func (x *examination) stateDir() []finding {
 	out := []finding{f, spaceFor(dir)}
 	if x.closed != nil {
 		out = append(out, finding{blocks: true, Check: api.Check{
-			Name: "journal, quarantine, sightings, runtimes, holds", Detail: "not looked at, since the directory cannot be opened", Fix: "see the directory itself",
+			Name: "journal, quarantine, sightings, runtimes, holds, stops", Detail: "not looked at, since the directory cannot be opened", Fix: "see the directory itself",
 		}})
 		return append(out, x.quarantinePlace())
 	}
@@ -420,6 +421,11 @@ func (x *examination) stateFiles() []finding {
 		out[len(out)-1].Detail += fmt.Sprintf(", %d of them expired", ended)
 	}
 	out[len(out)-1].blocks = true
+	stops, err := st.LoadStops(now)
+	out = append(out, list("stops", len(stops), err, "look at what was kept of the file stops in the state directory, then say holdfast resume --all"))
+	if err == nil {
+		out[len(out)-1].Detail = fmt.Sprintf("releases of %d networks are stopped", len(line.Next(stops, now, nil).Stops))
+	}
 	return out
 }
 

@@ -67,7 +67,9 @@ type sweepRun struct {
 	settled []sweep.Settled
 	// unsettled says why some of what an earlier run left half way still is.
 	unsettled error
-	err       error
+	// paced: the cap is the agent's rate.
+	paced bool
+	err   error
 }
 
 func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
@@ -189,6 +191,9 @@ func (r *sweepRun) skip(res *claim.Resource) string {
 	if !report.Selected(res, r.a.opts.networks) {
 		return "not among the networks asked for"
 	}
+	if why := r.n.stopped(res); why != "" {
+		return why
+	}
 	for _, s := range r.audit.Case.Snapshots {
 		for _, st := range s.Stores {
 			if st.Dir != res.Store || st.Network == "" {
@@ -221,7 +226,7 @@ func (r *sweepRun) reap(ctx context.Context) {
 	if r.dryRun || len(r.plan.Groups) == 0 {
 		return
 	}
-	res, err := r.n.engine.Reap(ctx, r.audit, r.plan)
+	res, err := r.n.reap(ctx, r.audit, r.plan)
 	r.results = append(r.results, res)
 	r.err = err
 }
@@ -236,6 +241,9 @@ func (r *sweepRun) used() map[string]int {
 				used[rel.Finding.Resource.Store]++
 			}
 		}
+	}
+	if r.paced {
+		return r.n.paced(r.audit, used)
 	}
 	return used
 }

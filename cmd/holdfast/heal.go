@@ -193,7 +193,7 @@ func (r *sweepRun) heal(ctx context.Context, q wire.HealRequest, p *wire.HealRes
 		}
 	}
 	r.plan = plan.Make(r.audit.Judgement, plan.Options{
-		MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: o.noDel,
+		MaxReleases: o.maxReleases, ForceOverCap: o.forceOverCap, NoDel: o.noDel, Used: n.paced(r.audit, map[string]int{}),
 		Skip: func(res *claim.Resource) string {
 			if res.Kind != claim.KindReservation && !(going[res.Owner.ID] && leadsTo(res)) {
 				return "left for the next gc"
@@ -202,7 +202,7 @@ func (r *sweepRun) heal(ctx context.Context, q wire.HealRequest, p *wire.HealRes
 		},
 	})
 	if len(r.plan.Groups) > 0 {
-		res, err := n.engine.Reap(ctx, r.audit, r.plan)
+		res, err := n.reap(ctx, r.audit, r.plan)
 		r.results = append(r.results, res)
 		r.err = err
 	}

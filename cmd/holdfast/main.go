@@ -139,7 +139,7 @@ should go was withheld (silent witness, cap, lock, read-only file system).`,
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	a.opts.addGlobal(root.PersistentFlags())
-	root.AddCommand(newAudit(a), newGC(a), newHeal(a), newExplain(a), newReport(a), newUndo(a), newJournal(a), newHold(a), newUnhold(a), newVersion(a),
+	root.AddCommand(newAudit(a), newGC(a), newHeal(a), newExplain(a), newReport(a), newUndo(a), newJournal(a), newHold(a), newUnhold(a), newResume(a), newVersion(a),
 		newDoctor(a), newBundle(a), newForgetRuntime(a), newMan(), newAgent(a))
 	addCompletion(root)
 	return root

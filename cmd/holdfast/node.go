@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
@@ -49,6 +50,10 @@ type node struct {
 	clock     *boot.Clock
 	warnings  []string
 	trouble   trouble
+	// stops are the networks of which nothing is released, as of the last look.
+	stops []line.Stop
+	// watch is nil but in the agent.
+	watch *watch
 }
 
 // trouble is what a look met that it can do without, in the order met, each once.
@@ -274,6 +279,7 @@ func (n *node) look(ctx context.Context) (*sweep.Audit, error) {
 		return nil, err
 	}
 	n.rememberRuntimes(a)
+	n.loadStops(a)
 	return a, nil
 }
 

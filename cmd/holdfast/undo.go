@@ -116,7 +116,7 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 			return withheldError{err}
 		}
 	}
-	undone, err := n.engine.Undo(ctx, ids)
+	undone, err := n.undo(ctx, ids)
 	undone = append(done, undone...)
 	if err != nil && len(undone) == 0 {
 		return err

@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // mutation takes one gate away.
 type mutation struct {
 	Gate  string // the number of docs/design.md's gate, an invariant, or a rule's name
@@ -15,7 +17,7 @@ type mutation struct {
 type edit struct{ File, Old, New string }
 
 func mutations() []mutation {
-	return append(append(judgeMutations(), engineMutations()...), ipamMutations()...)
+	return slices.Concat(judgeMutations(), engineMutations(), ipamMutations(), lineMutations())
 }
 
 // one is a mutation of one edit.

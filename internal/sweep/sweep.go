@@ -265,15 +265,21 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 		a.Case.Now = e.Clock()
 	}
 	if need.Relist && a.Case.Relisted == nil {
-		var dirs []string
-		if e.Follow {
-			dirs = dataDirs(a.Case.Snapshots)
-		}
-		s := e.Reservations.List(ctx, dirs)
-		a.Case.Relisted = &s
+		e.Relist(ctx, a)
 		again = true
 	}
 	return again
+}
+
+// Relist lists the reservations once more, after the witnesses were asked: what lies there then
+// may have come meanwhile.
+func (e *Engine) Relist(ctx context.Context, a *Audit) {
+	var dirs []string
+	if e.Follow {
+		dirs = dataDirs(a.Case.Snapshots)
+	}
+	s := e.Reservations.List(ctx, dirs)
+	a.Case.Relisted = &s
 }
 
 func ofRuntimes(t claim.Testimony) bool { return t.CRI != nil }

@@ -303,7 +303,7 @@ func (s *scene) aged(a *assessment) (wait time.Duration, why string) {
 		return 0, s.timed("its stamp says reserved %s ago, so no ADD of it is in flight, and every witness says absent", age.Round(time.Second))
 	}
 	wait = s.c.Policy.Grace - age
-	if p := s.c.Policy.PressureGrace; p > 0 && s.cri != nil && (len(s.c.Policy.Pressure) == 0 || s.underPressure(a.Resource)) && stamp.Netns != 0 && s.byID[stamp.Netns] == nil {
+	if p := s.c.Policy.PressureGrace; p > 0 && s.cri != nil && (len(s.c.Policy.Pressed) == 0 || s.underPressure(a.Resource)) && stamp.Netns != 0 && s.byID[stamp.Netns] == nil {
 		if age >= p {
 			return 0, s.timed("its stamp says reserved %s ago, for a network namespace that is gone, and every witness says absent", age.Round(time.Second))
 		}

@@ -70,14 +70,11 @@ type Policy struct {
 	// PressureGrace, if positive, is the age at which a stamped reservation may go whose
 	// namespace is gone too: for a range that has run out (an emergency sweep).
 	PressureGrace time.Duration `json:"pressureGrace,omitempty"`
-	// Pressed are the stores whose range runs low, where PressureGrace holds for what has no
-	// stamp too.
-	Pressed []string `json:"pressed,omitempty"`
-	// Pressure are the stores, by directory, whose range runs out: there the pressure grace
+	// Pressed are the stores, by directory, whose range runs out: there the pressure grace
 	// is enough for what carries no stamp too, where no ADD can be in flight; see
 	// scene.pressed. If there are any, stamped reservations of other stores have no pressure
 	// grace.
-	Pressure []string `json:"pressure,omitempty"`
+	Pressed []string `json:"pressed,omitempty"`
 	// Valid are attachments that a runtime said it has, or is adding: alive, whatever the
 	// witnesses see. What is not listed is judged like anything else (cni #1086). Without
 	// an interface, all of the container's in that network.

@@ -46,7 +46,7 @@ import (
 // underPressure reports whether r's store is said to run out, or that of a cache entry's
 // reservations.
 func (s *scene) underPressure(r *claim.Resource) bool {
-	if len(s.c.Policy.Pressure) == 0 {
+	if len(s.c.Policy.Pressed) == 0 {
 		return false
 	}
 	dir := r.Store
@@ -56,7 +56,7 @@ func (s *scene) underPressure(r *claim.Resource) bool {
 		}
 		dir = s.reservedAs(r).Network
 	}
-	return slices.Contains(s.c.Policy.Pressure, dir)
+	return slices.Contains(s.c.Policy.Pressed, dir)
 }
 
 // mayBePressed reports whether the rule is for a, whatever namespaces there are.
@@ -75,7 +75,7 @@ func (s *scene) pressed(a *assessment) (ok bool, why string) {
 
 // addInFlight describes a namespace that may be that of an ADD in flight, "" if there is none.
 func (s *scene) addInFlight(old Memory) string {
-	if len(s.c.Policy.Pressure) == 0 || s.kernel == nil {
+	if len(s.c.Policy.Pressed) == 0 || s.kernel == nil {
 		return ""
 	}
 	known := map[uint64]bool{}

@@ -17,7 +17,7 @@ func pressedLeak(t testing.TB) (*node, string) {
 	n.boxes[0].Netns = cniMount
 	n.netns(40, 1, cniMount, "10.1.0.40")
 	n.reserve("10.1.0.40", idC)
-	n.policy.PressureGrace, n.policy.Pressure = pressure, []string{netDir}
+	n.policy.PressureGrace, n.policy.Pressed = pressure, []string{netDir}
 	return n, p
 }
 
@@ -36,9 +36,9 @@ func TestPressureTable(t *testing.T) {
 	}{
 		{name: "the pressure grace apart", want: Leaked, rel: true},
 		{name: "a nanosecond less", apart: pressure - 1, want: Suspect},
-		{name: "no store is under pressure", set: func(n *node) { n.policy.Pressure = nil }, want: Suspect},
-		{name: "another store is", set: func(n *node) { n.policy.Pressure = []string{otherDir} }, want: Suspect},
-		{name: "that one too", set: func(n *node) { n.policy.Pressure = []string{otherDir, netDir} }, want: Leaked, rel: true},
+		{name: "no store is under pressure", set: func(n *node) { n.policy.Pressed = nil }, want: Suspect},
+		{name: "another store is", set: func(n *node) { n.policy.Pressed = []string{otherDir} }, want: Suspect},
+		{name: "that one too", set: func(n *node) { n.policy.Pressed = []string{otherDir, netDir} }, want: Leaked, rel: true},
 		{name: "without a pressure grace", set: func(n *node) { n.policy.PressureGrace = 0 }, want: Suspect},
 		{name: "the wall clock alone went on", apart: time.Second, then: func(n *node) { n.now.Wall = n.now.Wall.Add(time.Hour) }, want: Suspect},
 		{name: "alive in between", then: func(n *node) {
@@ -92,10 +92,16 @@ func TestPressureTable(t *testing.T) {
 		}, want: Suspect},
 
 		// Who must have spoken.
-		{name: "no runtime at all", set: func(n *node) { n.policy.CRINone = true; n.silent["cri"] = "none" }, want: Suspect},
+		{name: "no runtime at all, nor any namespace", set: func(n *node) {
+			n.policy.CRINone, n.silent["cri"] = true, "none"
+			n.nets, n.mounts = n.nets[:1], nil
+		}, want: Suspect},
 		{name: "cri silent", then: func(n *node) { n.silent["cri"] = "timed out" }, want: Unknown},
 		{name: "kernel silent", then: func(n *node) { n.silent["kernel"] = "EINTR" }, want: Unknown},
-		{name: "the runtime is not asked for namespaces", set: func(n *node) { n.deaf = true }, want: Suspect},
+		{name: "the runtime is not asked for namespaces, of which there are none", set: func(n *node) {
+			n.deaf = true
+			n.nets, n.mounts = n.nets[:1], nil
+		}, want: Suspect},
 		{name: "another runtime answers now", then: func(n *node) {
 			n.runtimes = append(n.runtimes, claim.Runtime{Endpoint: crioSock, Name: "cri-o", State: claim.StateComplete, PeerPID: 701})
 		}, want: Suspect},
@@ -184,7 +190,7 @@ func TestPressureOfStampsByStore(t *testing.T) {
 	}{{nil, true}, {[]string{netDir}, true}, {[]string{otherDir}, false}} {
 		n, p := leak(t)
 		n.stamp(p, "boot-2", pressure, 4026530000)
-		n.policy.PressureGrace, n.policy.Pressure = pressure, r.stores
+		n.policy.PressureGrace, n.policy.Pressed = pressure, r.stores
 		if f := n.sweep().at(p); f.Releasable != r.rel {
 			t.Errorf("pressure of %q: releasable %v by %s (%s)", r.stores, f.Releasable, f.Rule, f.Why)
 		}
@@ -198,12 +204,12 @@ func TestPressureNeverOutweighsAWitness(t *testing.T) {
 	found := 0
 	for seed := range int64(seeds) {
 		n := randomNode(t, seed)
-		n.policy.PressureGrace, n.policy.Pressure = pressure, []string{netDir, otherDir}
+		n.policy.PressureGrace, n.policy.Pressed = pressure, []string{netDir, otherDir}
 		n.sweep()
 		n.wait([]time.Duration{pressure - 1, pressure, pressure, grace - 1}[seed%4])
 		c := n.build(true, true)
 		d := copied(c)
-		d.Policy.PressureGrace, d.Policy.Pressure = 0, nil
+		d.Policy.PressureGrace, d.Policy.Pressed = 0, nil
 		bare := map[string]Finding{}
 		for _, f := range Judge(d).Findings {
 			bare[string(f.Resource.Kind)+f.Resource.Path] = f

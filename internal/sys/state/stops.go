@@ -23,6 +23,7 @@ const MaxStops = 4096
 // leave none.
 func (d *Dir) LoadStops(now claim.Instant) ([]line.Stop, error) {
 	list, err := d.readStops()
+	all := line.All(now, "which networks are stopped cannot be read")
 	var corrupt *CorruptError
 	switch {
 	case err == nil:
@@ -31,7 +32,8 @@ func (d *Dir) LoadStops(now claim.Instant) ([]line.Stop, error) {
 		err = d.locked(func() error {
 			// Again, now that nobody can replace it between reading and replacing.
 			if list, err = d.readStops(); errors.As(err, &corrupt) {
-				return errors.Join(d.stopAll(now, corrupt), corrupt)
+				all.Why = "the list of the stopped networks was damaged (" + corrupt.Reason + ")"
+				return errors.Join(d.stopAll(all, corrupt), corrupt)
 			}
 			return err
 		})
@@ -39,16 +41,16 @@ func (d *Dir) LoadStops(now claim.Instant) ([]line.Stop, error) {
 			return list, nil
 		}
 	}
-	return []line.Stop{line.All(now, "which networks are stopped cannot be read: "+err.Error())}, err
+	return []line.Stop{all}, err
 }
 
 // stopAll works under the lock.
-func (d *Dir) stopAll(now claim.Instant, why *CorruptError) error {
+func (d *Dir) stopAll(all line.Stop, why *CorruptError) error {
 	to := stopsFile + asideMark + d.opts.Now().UTC().Format("20060102-150405")
 	if err := d.fs.Linkat(d.root, stopsFile, d.root, to, 0); err != nil && err != unix.EEXIST {
 		return &Error{Op: "keep", Object: d.file(stopsFile), Err: err}
 	}
-	if err := d.replaceJSON(stopsFile, line.All(now, "the list of the stopped networks was damaged ("+why.Reason+")")); err != nil {
+	if err := d.replaceJSON(stopsFile, all); err != nil {
 		return err
 	}
 	why.Kept = d.file(to)
