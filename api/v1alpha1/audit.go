@@ -65,13 +65,15 @@ type Policy struct {
 	Grace       string   `json:"grace"`
 	OrphanGrace string   `json:"orphanGrace"`
 	// PressureGrace is set by an emergency sweep.
-	PressureGrace string   `json:"pressureGrace,omitempty"`
-	Orphans       bool     `json:"orphans,omitempty"`
-	Foreign       bool     `json:"foreign,omitempty"`
-	Exclude       []string `json:"exclude,omitempty"`
-	Networks      []string `json:"networks,omitempty"`
-	MaxReleases   int      `json:"maxReleases,omitempty"`
-	ForceOverCap  bool     `json:"forceOverCap,omitempty"`
+	PressureGrace string `json:"pressureGrace,omitempty"`
+	Orphans       bool   `json:"orphans,omitempty"`
+	Foreign       bool   `json:"foreign,omitempty"`
+	// Adopt gives what is Missing its reservation back where all about it is certain.
+	Adopt        bool     `json:"adopt,omitempty"`
+	Exclude      []string `json:"exclude,omitempty"`
+	Networks     []string `json:"networks,omitempty"`
+	MaxReleases  int      `json:"maxReleases,omitempty"`
+	ForceOverCap bool     `json:"forceOverCap,omitempty"`
 }
 
 // Vantage says whether the whole node was seen; without that nothing is released.
@@ -147,6 +149,8 @@ type Resource struct {
 	ReleasableAt *time.Time `json:"releasableAt,omitempty"`
 	// Releasable: the next gc may release it.
 	Releasable bool `json:"releasable"`
+	// Adoptable: it is Missing, and gc --adopt may give it its reservation back.
+	Adoptable bool `json:"adoptable,omitempty"`
 	// Holder is the container that holds the address of a Conflict, where known.
 	Holder string `json:"holder,omitempty"`
 	// Stamp is what holdfast-ipam wrote beside the reservation when it made it.

@@ -20,6 +20,8 @@ type Sweep struct {
 	Kept []Kept `json:"kept"`
 	// Errors are what should have gone and could not.
 	Errors []SweepError `json:"errors"`
+	// Adopted are live attachments without a reservation, and whether they have it back.
+	Adopted []Adopted `json:"adopted,omitempty"`
 	// Settled are releases that an earlier run left half way.
 	Settled []Settled      `json:"settled,omitempty"`
 	Notes   []Note         `json:"notes,omitempty"`
@@ -32,6 +34,17 @@ type Release struct {
 	ReleaseID string `json:"releaseID,omitempty"`
 	Resource
 	Steps []Step `json:"steps,omitempty"`
+}
+
+// Adopted is one live attachment whose reservation was gone.
+type Adopted struct {
+	// ReleaseID is what `holdfast undo` takes. Empty when nothing was begun.
+	ReleaseID string `json:"releaseID,omitempty"`
+	Resource
+	// Outcome is adopted, taken (the address had a reservation by then), failed, withheld (it
+	// was not certain any more, or something else stood in the way), or with DryRun adoptable.
+	Outcome string `json:"outcome"`
+	Error   string `json:"error,omitempty"`
 }
 
 // Step is one piece of a release or an undo.
@@ -56,7 +69,7 @@ type SweepError struct {
 	ReleaseID string `json:"releaseID,omitempty"`
 	Path      string `json:"path,omitempty"`
 	Address   string `json:"address,omitempty"`
-	// Outcome is changed, gone, failed, withheld, or released: it went, and may come back after a power loss.
+	// Outcome is changed, gone, failed, withheld, adopted or released: it went, and may come back after a power loss.
 	Outcome string `json:"outcome"`
 	Error   string `json:"error"`
 	Steps   []Step `json:"steps,omitempty"`
@@ -128,7 +141,11 @@ type JournalEntry struct {
 	Detail      string    `json:"detail,omitempty"`
 	Steps       []Step    `json:"steps,omitempty"`
 	Undoable    bool      `json:"undoable"`
-	Problems    []string  `json:"problems,omitempty"`
+	// Adoption: a reservation was made, and none released.
+	Adoption bool `json:"adoption,omitempty"`
+	// Undoes is the ID of the adoption that this release took back.
+	Undoes   string   `json:"undoes,omitempty"`
+	Problems []string `json:"problems,omitempty"`
 }
 
 // Undo is what `holdfast undo` did.
@@ -142,10 +159,12 @@ type Undone struct {
 	ReleaseID string `json:"releaseID"`
 	Address   string `json:"address,omitempty"`
 	Path      string `json:"path,omitempty"`
-	// Outcome is restored, taken or failed.
+	// Outcome is restored, taken or failed; of an adoption released, changed, gone or failed.
 	Outcome string `json:"outcome"`
-	Error   string `json:"error,omitempty"`
-	Steps   []Step `json:"steps,omitempty"`
+	// ReleasedAs is the ID of the release that took an adoption back.
+	ReleasedAs string `json:"releasedAs,omitempty"`
+	Error      string `json:"error,omitempty"`
+	Steps      []Step `json:"steps,omitempty"`
 	// Lost are the pieces that cannot be brought back.
 	Lost []Step `json:"lost,omitempty"`
 }

@@ -28,13 +28,17 @@ func published(list []journal.Entry, boot string) []api.JournalEntry {
 func entryOf(e journal.Entry, boot string) api.JournalEntry {
 	out := api.JournalEntry{
 		ReleaseID: e.ID, SweepID: e.Sweep, At: e.Intent.Wall, BootID: e.Intent.Boot, State: string(e.State), Detail: e.Detail,
-		Steps: stepsOf(e.Steps), Undoable: e.Undoable(boot), Problems: e.Problems,
+		Steps: stepsOf(e.Steps), Undoable: e.Undoable(boot), Adoption: e.Adopts, Problems: e.Problems,
 	}
 	r := e.Release
 	if r == nil {
 		return out
 	}
 	out.Kind, out.Network, out.ContainerID, out.IfName, out.Path = string(r.Kind), r.Network, r.Owner.ID, r.Owner.IfName, r.Path
+	out.Undoes = r.Undoes
+	if e.Adopts {
+		out.IfName = r.Attachment.IfName
+	}
 	out.Pod, out.Verdict, out.Rule, out.Why = report.Pod(r.Pod), r.Verdict, r.Rule, r.Why
 	if r.Addr.IsValid() {
 		out.Address = r.Addr.String()

@@ -32,11 +32,17 @@ the quarantine below the state directory; "holdfast undo" puts it back.
 
 One look is never enough. An address that was not seen absent before is only remembered,
 and a later gc, or this one with --wait, releases it when the grace is over. For what
-holdfast-ipam reserved its stamp stands for the first look, if it is older than the grace.`,
+holdfast-ipam reserved its stamp stands for the first look, if it is older than the grace.
+
+--adopt makes the reservations of live containers again whose file is gone (Missing), so
+that the next ADD does not hand their address out: where the libcni cache names the
+attachment, exactly its namespace holds the address, and its runtime lists it. It is
+written down first, never overwrites anything, and "holdfast undo" takes it back.`,
 		Example: `  holdfast gc --wait                    stay, look twice, release
   holdfast gc --dry-run                 what would be released now
   holdfast gc --wait --network podnet
-  holdfast gc --force-over-cap          for scripts: release more than the cap`,
+  holdfast gc --force-over-cap          for scripts: release more than the cap
+  holdfast gc --adopt                   the directory was emptied while Pods ran`,
 		Args: args0,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.opts.checkGlobal(); err != nil {
@@ -52,6 +58,7 @@ holdfast-ipam reserved its stamp stands for the first look, if it is older than 
 	a.opts.addRelease(cmd.Flags())
 	cmd.Flags().BoolVar(&wait, "wait", false, "stay until the grace is over, look again and release")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be released, release nothing")
+	cmd.Flags().BoolVar(&a.opts.adopt, "adopt", false, "reserve the address of a live container again whose reservation is gone")
 	return cmd
 }
 
@@ -64,6 +71,7 @@ type sweepRun struct {
 	audit   *sweep.Audit
 	plan    *plan.Plan
 	results []*sweep.Result
+	adopted []sweep.Adopted
 	settled []sweep.Settled
 	// unsettled says why some of what an earlier run left half way still is.
 	unsettled error
@@ -96,6 +104,7 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 	if err := r.look(ctx); err != nil {
 		return err
 	}
+	r.adopt(ctx)
 	r.reap(ctx)
 	if d := r.due(); wait && d > 0 && r.err == nil {
 		if a.served == nil {
@@ -116,6 +125,7 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 		if err := r.look(ctx); err != nil {
 			return err
 		}
+		r.adopt(ctx)
 		r.reap(ctx)
 	}
 	r.retain()
@@ -223,7 +233,7 @@ func (r *sweepRun) reap(ctx context.Context) {
 			r.plan = plan.Make(r.audit.Judgement, opt)
 		}
 	}
-	if r.dryRun || len(r.plan.Groups) == 0 {
+	if r.dryRun || len(r.plan.Groups) == 0 || r.err != nil {
 		return
 	}
 	res, err := r.n.reap(ctx, r.audit, r.plan)
@@ -442,6 +452,7 @@ func (r *sweepRun) document() *api.Sweep {
 			}
 		}
 	}
+	r.publishAdopted(d, gone, published)
 	withheld := map[string]string{}
 	for _, w := range r.plan.Withheld {
 		withheld[w.Finding.Resource.Path] = w.Why
@@ -506,6 +517,7 @@ func (r *sweepRun) text(w io.Writer, d *api.Sweep) {
 	for _, s := range d.Settled {
 		fmt.Fprintf(w, "settled %s, which an earlier run left half way: %s (%s)\n", s.ReleaseID, s.Outcome, report.Clean(s.Path))
 	}
+	r.textAdopted(w, d)
 	if len(d.Released) > 0 {
 		t := report.Table{Header: []string{"RELEASED", "NETWORK", "OWNER", "VERDICT", "RELEASE ID", "WHY"}}
 		if d.DryRun {

@@ -33,6 +33,7 @@ type options struct {
 
 	maxReleases         int
 	forceOverCap, noDel bool
+	adopt               bool
 
 	// kube, unless nil, is the API server that is asked for this node's Pods.
 	kube *kubeOptions
@@ -92,7 +93,7 @@ func (o *options) checkGlobal() error {
 
 // policy checks the flags and makes the judge's policy of them, without the holds.
 func (o *options) policy() (verdict.Policy, error) {
-	p := verdict.Policy{Grace: o.grace, OrphanGrace: o.orphanGrace, Orphans: o.orphans, Foreign: o.foreign}
+	p := verdict.Policy{Grace: o.grace, OrphanGrace: o.orphanGrace, Orphans: o.orphans, Foreign: o.foreign, Adopt: o.adopt}
 	for _, d := range []struct {
 		flag  string
 		paths []string

@@ -126,6 +126,7 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"expect-released": (*world).expectReleased,
 		"expect-withheld": (*world).expectWithheld,
 		"expect-outcome":  (*world).expectOutcome,
+		"expect-adopted":  (*world).expectAdopted,
 		"expect-settled":  (*world).expectSettled,
 		"expect-count":    (*world).expectCount,
 		"expect-network":  (*world).expectNetwork,

@@ -27,7 +27,11 @@ func newUndo(a *app) *cobra.Command {
 		Short: "Put released reservations back, and hold them",
 		Long: `undo moves a released reservation from the quarantine back to where it was, while its
 address is free and the node has not been rebooted, and marks it held so that the next
-sweep leaves it ("holdfast unhold" ends that). It says what it cannot bring back.`,
+sweep leaves it ("holdfast unhold" ends that). It says what it cannot bring back.
+
+What gc --adopt made is taken back by its ID, or that of its sweep: the reservation goes, if
+it is still the very file, and is not made again while the address is held. --last and
+--all-since mean releases alone.`,
 		Example: `  holdfast undo --last
   holdfast undo 20261130-062137-1a2b3c-00001
   holdfast undo 20261130-062137-1a2b3c          all of one gc
@@ -96,7 +100,7 @@ func (a *app) undo(ctx context.Context, q undoQuery) error {
 	}
 	entries := journal.Replay(recs)
 	// What a crash interrupted is done by now: it is told of, and not asked for again.
-	done, doneIDs := finished(entries, settled)
+	done, doneIDs := finished(entries, settled, q.ids)
 	ids := expandSweeps(entries, q.ids, n.clock.Now().Boot)
 	ids = slices.DeleteFunc(ids, func(id string) bool { return doneIDs[id] })
 	if q.last && len(done) > 0 {
@@ -155,10 +159,15 @@ func (n *node) settle(ctx context.Context) ([]sweep.Settled, error) {
 }
 
 // finished are the undos that an earlier run left half way and settling put back, and the
-// IDs that stand for them alone: their own, and their sweep's.
-func finished(entries []journal.Entry, settled []sweep.Settled) (done []sweep.Undone, ids map[string]bool) {
+// IDs that stand for them alone: their own, and their sweep's. Of asked, also the adoptions
+// that were taken back by it.
+func finished(entries []journal.Entry, settled []sweep.Settled, asked []string) (done []sweep.Undone, ids map[string]bool) {
 	ids = map[string]bool{}
 	for _, s := range settled {
+		if up := s.Release.Undoes; up != "" && s.Outcome == journal.OutcomeReleased && slices.Contains(asked, up) {
+			done = append(done, sweep.Undone{ID: up, ReleasedAs: s.ID, Release: s.Release, Outcome: s.Outcome, Steps: s.Steps})
+			ids[up] = true
+		}
 		if s.Outcome != journal.UndoRestored {
 			continue
 		}
@@ -186,7 +195,7 @@ func undoDocument(undone []sweep.Undone) (doc *api.Undo, whole bool) {
 	doc = &api.Undo{TypeMeta: api.TypeMeta{APIVersion: api.APIVersion, Kind: api.KindUndo}, Undone: []api.Undone{}}
 	whole = true
 	for _, u := range undone {
-		d := api.Undone{ReleaseID: u.ID, Outcome: u.Outcome, Steps: stepsOf(u.Steps), Lost: stepsOf(u.Lost)}
+		d := api.Undone{ReleaseID: u.ID, Outcome: u.Outcome, ReleasedAs: u.ReleasedAs, Steps: stepsOf(u.Steps), Lost: stepsOf(u.Lost)}
 		if u.Release != nil {
 			d.Path = u.Release.Path
 			if u.Release.Addr.IsValid() {
@@ -197,7 +206,7 @@ func undoDocument(undone []sweep.Undone) (doc *api.Undo, whole bool) {
 			d.Error = u.Err.Error()
 		}
 		failed := slices.ContainsFunc(u.Steps, func(s journal.StepResult) bool { return s.State == journal.StepFailed })
-		whole = whole && u.Outcome == journal.UndoRestored && u.Err == nil && !failed
+		whole = whole && (u.Outcome == journal.UndoRestored || u.Outcome == journal.OutcomeReleased) && u.Err == nil && !failed
 		doc.Undone = append(doc.Undone, d)
 	}
 	return doc, whole
@@ -209,12 +218,20 @@ func undoText(w io.Writer, doc *api.Undo) {
 		if what == "" {
 			what = report.Clean(u.Path)
 		}
-		if u.Outcome == journal.UndoRestored {
+		switch {
+		case u.Outcome == journal.UndoRestored:
 			fmt.Fprintf(w, "%s is back and held (release %s)\n", what, u.ReleaseID)
 			if u.Error != "" {
 				fmt.Fprintf(w, "  %s\n", report.Clean(u.Error))
 			}
-		} else {
+		case u.Outcome == journal.OutcomeReleased:
+			fmt.Fprintf(w, "%s is not reserved any more, and is held (adoption %s; \"holdfast undo %s\" reserves it again)\n", what, u.ReleaseID, u.ReleasedAs)
+			if u.Error != "" {
+				fmt.Fprintf(w, "  %s\n", report.Clean(u.Error))
+			}
+		case u.ReleasedAs != "":
+			fmt.Fprintf(w, "%s is not taken back: %s\n", what, report.Clean(u.Error))
+		default:
 			fmt.Fprintf(w, "%s is not back: %s\n", what, report.Clean(u.Error))
 		}
 		for _, s := range u.Steps {
@@ -246,13 +263,14 @@ func expandSweeps(entries []journal.Entry, ids []string, boot string) []string {
 }
 
 // chooseUndo picks what --last or --all-since mean, newest first. The last release is an
-// attachment's: both addresses of a dual-stack one.
+// attachment's: both addresses of a dual-stack one. An adoption is taken back only by its ID:
+// that takes the reservation of somebody who lives.
 func chooseUndo(entries []journal.Entry, boot string, from time.Time, last bool) []string {
 	var ids []string
 	var newest journal.Entry
 	for i := len(entries) - 1; i >= 0; i-- {
 		e := entries[i]
-		if e.Release == nil || !e.Undoable(boot) || !last && e.Intent.Wall.Before(from) || last && !e.Release.Addr.IsValid() {
+		if e.Release == nil || e.Adopts || !e.Undoable(boot) || !last && e.Intent.Wall.Before(from) || last && !e.Release.Addr.IsValid() {
 			continue
 		}
 		if last && len(ids) > 0 {

@@ -23,6 +23,7 @@ type document struct {
 	Resources []api.ExplainedItem `json:"resources"`
 	Released  []api.Release       `json:"released"`
 	Kept      []api.Kept          `json:"kept"`
+	Adopted   []api.Adopted       `json:"adopted"`
 	Errors    []api.SweepError    `json:"errors"`
 	Settled   []api.Settled       `json:"settled"`
 	Summary   map[string]int      `json:"summary"`
@@ -48,6 +49,11 @@ func (w *world) resource(ts *testscript.TestScript, name string) api.Resource {
 	}
 	for _, r := range d.Released {
 		all = append(all, r.Resource)
+	}
+	for _, r := range d.Adopted {
+		if r.Outcome != "withheld" && r.Outcome != "taken" && r.Outcome != "failed" { // else it is kept, too
+			all = append(all, r.Resource)
+		}
 	}
 	for _, r := range d.Kept {
 		all = append(all, r.Resource)
@@ -159,6 +165,22 @@ func (w *world) expectOutcome(ts *testscript.TestScript, args []string) {
 	ts.Fatalf("no error about %s", args[0])
 }
 
+// expectAdopted [ADDR=OUTCOME ...]: these and no other.
+func (w *world) expectAdopted(ts *testscript.TestScript, args []string) {
+	got := []string{}
+	for _, a := range lastDocument(ts).Adopted {
+		got = append(got, a.Address+"="+a.Outcome)
+		if (a.ReleaseID != "") != (a.Outcome == "adopted" || a.Outcome == "taken" || a.Outcome == "failed") {
+			ts.Fatalf("%s, %s, has the ID %q", a.Address, a.Outcome, a.ReleaseID)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(args)
+	if !slices.Equal(got, args) {
+		ts.Fatalf("adopted %q, want %q", got, args)
+	}
+}
+
 // expectSettled ADDR OUTCOME: what an earlier run left.
 func (w *world) expectSettled(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 2, 2, "expect-settled ADDR OUTCOME")
@@ -260,12 +282,18 @@ func (w *world) expectUndone(ts *testscript.TestScript, args []string) {
 	ts.Fatalf("%s was not undone", args[0])
 }
 
-// releaseID ADDR VAR keeps the ID of a release for later.
+// releaseID ADDR VAR keeps the ID of a release or an adoption for later.
 func (w *world) releaseID(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 2, 2, "release-id ADDR VAR")
 	for _, r := range lastDocument(ts).Released {
 		if r.Address == args[0] {
 			ts.Setenv(args[1], r.ReleaseID)
+			return
+		}
+	}
+	for _, a := range lastDocument(ts).Adopted {
+		if a.Address == args[0] && a.ReleaseID != "" {
+			ts.Setenv(args[1], a.ReleaseID)
 			return
 		}
 	}

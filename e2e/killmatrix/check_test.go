@@ -3,6 +3,7 @@ package killmatrix
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -19,7 +20,11 @@ import (
 func (n *node) sound(stateDir string) error {
 	var errs []error
 	for _, p := range n.live {
-		errs = append(errs, same(p.path, p.content), same(p.cache, p.entry), n.answers(p))
+		stands := same(p.path, p.content)
+		if n.robbed && errors.Is(stands, fs.ErrNotExist) {
+			stands = nil
+		}
+		errs = append(errs, stands, same(p.cache, p.entry), n.answers(p))
 	}
 	entries, err := readJournal(stateDir)
 	errs = append(errs, err)
@@ -109,6 +114,9 @@ func (n *node) settled(stateDir string) error {
 	_, err = d.Holds()
 	errs = append(errs, err, n.tidy())
 	for _, f := range n.cross(stateDir).Check() {
+		if n.bare != "" && (f.Kind == nodecheck.CacheOnly || f.Kind == nodecheck.Unreserved) {
+			continue // as somebody asked for
+		}
 		if f.Kind != nodecheck.NotThere { // told apart by boot above
 			errs = append(errs, errors.New(f.String()))
 		}
@@ -159,6 +167,34 @@ func (n *node) gone() error {
 		errs = append(errs, errors.New(n.pinned+" is mounted"))
 	}
 	absent(filepath.Join("/sys/class/net", n.veth))
+	return errors.Join(errs...)
+}
+
+// living holds when the living have their reservations.
+func (n *node) living() error {
+	var errs []error
+	for _, p := range n.live {
+		errs = append(errs, same(p.path, p.content))
+	}
+	return errors.Join(errs...)
+}
+
+// unadopted holds when one adoption was taken back, and is held.
+func (n *node) unadopted(stateDir string) error {
+	var errs []error
+	if _, err := os.Lstat(n.bare); !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, errors.New(n.bare+" is there"))
+	}
+	d, err := state.Open(stateDir, state.Options{ReadOnly: true})
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	defer d.Close()
+	holds, err := d.Holds()
+	errs = append(errs, err)
+	if len(holds) != 1 || filepath.Join(holds[0].Store, holds[0].Addr.String()) != n.bare {
+		errs = append(errs, fmt.Errorf("the holds are %+v", holds))
+	}
 	return errors.Join(errs...)
 }
 

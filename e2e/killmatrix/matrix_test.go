@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
 	"github.com/holdfast-cni/holdfast/internal/failpoint"
+	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
@@ -35,6 +36,9 @@ type scenario struct {
 	lines []string
 	// crash is a failpoint at which the command was killed before, once.
 	crash string
+	// robbed: what the living have reserved is gone; dirGone: with its directory. adopted: and
+	// was made again, which the command takes back.
+	robbed, dirGone, adopted bool
 	// only are the points for which cells are made; nil for all that are passed.
 	only []failpoint.Point
 }
@@ -42,7 +46,7 @@ type scenario struct {
 // switches are points at which an error is what a kernel or a file system says that cannot
 // do something: then it is done another way, and the command succeeds.
 func switches() []failpoint.Point {
-	return []failpoint.Point{failpoint.MoveNoReplace, failpoint.RestoreTmpfile, failpoint.CacheRestoreTmpfile}
+	return []failpoint.Point{failpoint.MoveNoReplace, failpoint.RestoreTmpfile, failpoint.CacheRestoreTmpfile, failpoint.AdoptTmpfile}
 }
 
 // cell is one point of one scenario: what is done at its passage of that number.
@@ -140,6 +144,14 @@ func (m *matrix) scenarios() []*scenario {
 		failpoint.SettleBefore, failpoint.SettleAfter, failpoint.SettleWritten, failpoint.RestorePlaced, failpoint.RestoreVaultUnlinked,
 		failpoint.CacheRestoreWritten, failpoint.CacheRestoreLinked,
 	}
+	adopt, unadopt := []string{"gc", "--adopt"}, []string{"undo"}
+	making := []failpoint.Point{
+		failpoint.AdoptTmpfile, failpoint.AdoptDraftWritten, failpoint.AdoptDraftSynced, failpoint.AdoptLockHad, failpoint.AdoptLinked,
+		failpoint.AdoptStoreSynced, failpoint.AdoptIntents, failpoint.AdoptMade, failpoint.AdoptOutcomes, failpoint.JournalAppendWritten,
+	}
+	taking := []failpoint.Point{
+		failpoint.UnadoptIntent, failpoint.UnadoptHeld, failpoint.UnadoptMoved, failpoint.UnadoptOutcome, failpoint.ReleaseRenameBefore, failpoint.ReleaseRenameAfter,
+	}
 	released, crossed := m.released(false), m.released(true)
 	return []*scenario{
 		{name: "audit", args: []string{"audit"}, leaked: true},
@@ -159,6 +171,18 @@ func (m *matrix) scenarios() []*scenario {
 		}},
 		{name: "undo across file systems", args: undo, state: crossed, cross: true, only: back},
 		{name: "undo across file systems without O_TMPFILE", args: undo, state: crossed, cross: true, lines: []string{"restore.tmpfile error(no)"}, only: without(back, failpoint.RestoreTmpfile)},
+		{name: "adopt", args: adopt, state: released, robbed: true, only: making},
+		{name: "adopt without the directory", args: adopt, state: released, robbed: true, dirGone: true, only: []failpoint.Point{failpoint.AdoptDirMade, failpoint.AdoptLinked}},
+		{name: "adopt without O_TMPFILE", args: adopt, state: released, robbed: true, lines: []string{"adopt.tmpfile error(no)"}, only: []failpoint.Point{
+			failpoint.AdoptDraftWritten, failpoint.AdoptDraftSynced, failpoint.AdoptLinked,
+		}},
+		{name: "adopt after a crash", args: adopt, state: released, robbed: true, crash: "adopt.linked 1*kill", only: []failpoint.Point{
+			failpoint.SettleBefore, failpoint.SettleAfter, failpoint.SettleWritten,
+		}},
+		{name: "undo of an adoption", args: unadopt, state: released, robbed: true, adopted: true, only: taking},
+		{name: "undo of an adoption after a crash", args: unadopt, state: released, robbed: true, adopted: true, crash: "unadopt.moved 1*kill", only: []failpoint.Point{
+			failpoint.SettleBefore, failpoint.SettleAfter, failpoint.SettleWritten,
+		}},
 		{name: "undo after a crash", args: undo, state: released, crash: "undo.held 1*off->1*kill", only: unsettle},
 	}
 }
@@ -190,6 +214,20 @@ func (m *matrix) prepare(t *testing.T, s *scenario) {
 		m.node.leak(t)
 	} else {
 		m.node.reclaim(t)
+	}
+	m.node.returned(t)
+	if s.robbed {
+		m.node.rob(t, s)
+	}
+	if s.adopted {
+		o := m.node.holdfast(t, m.state(s), "", "gc", "--adopt")
+		entries, err := readJournal(m.state(s))
+		entries = slices.DeleteFunc(entries, func(e journal.Entry) bool { return e.State != journal.StateAdopted })
+		if err != nil || o.code != 0 || len(entries) != len(m.node.live) {
+			t.Fatalf("not adopted: %+v, %v", o, err)
+		}
+		s.args = []string{"undo", entries[0].ID}
+		m.node.bare = entries[0].Release.Path
 	}
 	if s.crash != "" {
 		if o, left := m.armed(t, s, s.crash); !o.killed || strings.Contains(left, "kill") {
@@ -373,7 +411,14 @@ func (m *matrix) goal(s *scenario) error {
 	case "gc":
 		errs = append(errs, m.node.gone())
 	case "undo":
+		if s.adopted {
+			errs = append(errs, m.node.unadopted(dir))
+			break
+		}
 		errs = append(errs, m.node.leaked(), m.node.held(dir))
+	}
+	if s.args[0] == "gc" && s.robbed {
+		errs = append(errs, m.node.living())
 	}
 	return errors.Join(errs...)
 }

@@ -58,6 +58,10 @@ type node struct {
 	pinned           string // path of the orphan's namespace
 	veth             string
 	made             int
+	// robbed: the living may be without their reservations. bare is the one that an undo
+	// takes away.
+	robbed bool
+	bare   string
 }
 
 func (n *node) dataDir() string  { return filepath.Join(n.dir, "data") }
@@ -220,6 +224,28 @@ func (n *node) leak(t *testing.T) {
 func (n *node) isPinned() bool {
 	var sfs unix.Statfs_t
 	return unix.Statfs(n.pinned, &sfs) == nil && sfs.Type == unix.NSFS_MAGIC
+}
+
+// returned gives the living back what they have reserved.
+func (n *node) returned(t *testing.T) {
+	t.Helper()
+	n.robbed, n.bare = false, ""
+	must(t, os.MkdirAll(n.store(), 0o755))
+	for _, p := range n.live {
+		put(t, p.path, p.content)
+	}
+}
+
+// rob takes it away.
+func (n *node) rob(t *testing.T, s *scenario) {
+	t.Helper()
+	n.robbed = true
+	for _, p := range n.live {
+		drop(t, p.path)
+	}
+	if s.dirGone {
+		must(t, os.RemoveAll(n.store()))
+	}
 }
 
 // reclaim takes all of it away.

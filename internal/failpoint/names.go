@@ -52,6 +52,15 @@ const (
 	RestoreVaultUnlinked Point = "restore.quarantine.unlinked"
 	RestoreVaultSynced   Point = "restore.quarantine.synced"
 
+	// internal/sys/hostlocal, making a reservation again.
+	AdoptDirMade      Point = "adopt.dir.made"
+	AdoptTmpfile      Point = "adopt.tmpfile" // switch: no O_TMPFILE
+	AdoptDraftWritten Point = "adopt.draft.written"
+	AdoptDraftSynced  Point = "adopt.draft.synced"
+	AdoptLockHad      Point = "adopt.lock.had"
+	AdoptLinked       Point = "adopt.linked"
+	AdoptStoreSynced  Point = "adopt.store.synced"
+
 	// internal/sys/hostlocal, allocating. All of holdfast-ipam's begin with "ipam.".
 	IpamDirMade      Point = "ipam.dir.made"
 	IpamTmpfile      Point = "ipam.tmpfile" // switch: no O_TMPFILE
@@ -91,18 +100,25 @@ const (
 	CacheRestoreDirSynced Point = "cache.restore.dir.synced"
 
 	// internal/sweep.
-	ReapIntents   Point = "reap.intents"
-	ReapSides     Point = "reap.sides"
-	ReapMoved     Point = "reap.moved"
-	ReapOutcomes  Point = "reap.outcomes"
-	SettleBefore  Point = "settle.before"
-	SettleAfter   Point = "settle.after"
-	SettleWritten Point = "settle.written"
-	UndoIntent    Point = "undo.intent"
-	UndoHeld      Point = "undo.held"
-	UndoRestored  Point = "undo.restored"
-	UndoCache     Point = "undo.cache"
-	UndoOutcome   Point = "undo.outcome"
+	ReapIntents    Point = "reap.intents"
+	ReapSides      Point = "reap.sides"
+	ReapMoved      Point = "reap.moved"
+	ReapOutcomes   Point = "reap.outcomes"
+	SettleBefore   Point = "settle.before"
+	SettleAfter    Point = "settle.after"
+	SettleWritten  Point = "settle.written"
+	UndoIntent     Point = "undo.intent"
+	UndoHeld       Point = "undo.held"
+	UndoRestored   Point = "undo.restored"
+	UndoCache      Point = "undo.cache"
+	UndoOutcome    Point = "undo.outcome"
+	AdoptIntents   Point = "adopt.intents"
+	AdoptMade      Point = "adopt.made"
+	AdoptOutcomes  Point = "adopt.outcomes"
+	UnadoptIntent  Point = "unadopt.intent"
+	UnadoptHeld    Point = "unadopt.held"
+	UnadoptMoved   Point = "unadopt.moved"
+	UnadoptOutcome Point = "unadopt.outcome"
 )
 
 // Names are all points.
@@ -117,6 +133,7 @@ func Names() []Point {
 		ReleaseVaultSynced, ReleaseStoreSynced, DiscardUnlinked, DiscardSynced,
 		RestoreLockBefore, RestoreLockHad, RestorePlaced, RestoreTmpfile,
 		RestoreStoreSynced, RestoreVaultUnlinked, RestoreVaultSynced,
+		AdoptDirMade, AdoptTmpfile, AdoptDraftWritten, AdoptDraftSynced, AdoptLockHad, AdoptLinked, AdoptStoreSynced,
 		IpamDirMade, IpamTmpfile, IpamDraftWritten, IpamXattr, IpamDraftStamped, IpamDraftSynced, IpamReserved,
 		IpamLastWritten, IpamLastCut, IpamRemoveBefore, IpamRemoved, IpamRenewed,
 		IpamIndexMarked, IpamIndexCut, IpamIndexSlots, IpamIndexSaved, IpamStoreSynced,
@@ -125,5 +142,6 @@ func Names() []Point {
 		CacheRestoreLinked, CacheRestoreTemp, CacheRestoreDirSynced,
 		ReapIntents, ReapSides, ReapMoved, ReapOutcomes, SettleBefore, SettleAfter, SettleWritten,
 		UndoIntent, UndoHeld, UndoRestored, UndoCache, UndoOutcome,
+		AdoptIntents, AdoptMade, AdoptOutcomes, UnadoptIntent, UnadoptHeld, UnadoptMoved, UnadoptOutcome,
 	}
 }

@@ -70,7 +70,7 @@ type extent struct {
 // undoable: it could still be put back under this boot. When the present boot is not
 // known, every released one might be.
 func (e extent) undoable(boot string) bool {
-	return e.state == StateReleased && (boot == "" || e.boot == "" || e.boot == boot)
+	return (e.state == StateReleased || e.state == StateAdopted) && (boot == "" || e.boot == "" || e.boot == boot)
 }
 
 // plan says which releases to drop, in the order given, which is the file's. Pure.

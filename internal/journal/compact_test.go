@@ -27,6 +27,13 @@ func randomHistory(r *rand.Rand) []Record {
 		when := at([]string{"b1", "b2"}[r.IntN(2)], 0)
 		when.Wall = when.Wall.Add(-time.Duration(r.IntN(365*24)) * time.Hour)
 		add := func(rec Record) { rec.At = when; recs = append(recs, rec) }
+		if r.IntN(8) == 0 {
+			add(adopt(n))
+			if word := []string{"", AdoptAdopted, AdoptTaken, AdoptFailed}[r.IntN(4)]; word != "" {
+				add(adopted(n, word))
+			}
+			continue
+		}
 		add(intent(n))
 		word := words[r.IntN(len(words))]
 		if word == "" {
@@ -76,7 +83,7 @@ func TestCompactKeepsWhatItMust(t *testing.T) {
 		sameRecords(t, want, got)
 		for _, e := range before {
 			gone := slices.Contains(dropped, e.ID)
-			must := e.State.Unsettled() || e.Undoable(now.Boot) || now.Boot == "" && e.State == StateReleased
+			must := e.State.Unsettled() || e.Undoable(now.Boot) || now.Boot == "" && (e.State == StateReleased || e.State == StateAdopted)
 			old := now.Wall.Sub(e.Last.Wall) > 90*24*time.Hour
 			switch {
 			case must && gone:

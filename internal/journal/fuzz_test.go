@@ -12,7 +12,7 @@ import (
 // FuzzRecord: a record that may be written reads back as it was, and what a journal
 // says of it is fit for use: IDs that are names, words of the format alone.
 func FuzzRecord(f *testing.F) {
-	for _, r := range []Record{intent(1), outcome(1, OutcomeReleased), undo(UndoIntent, 1, ""), undo(UndoOutcome, 1, UndoTaken)} {
+	for _, r := range []Record{intent(1), outcome(1, OutcomeReleased), undo(UndoIntent, 1, ""), undo(UndoOutcome, 1, UndoTaken), adopt(1), adopted(1, AdoptAdopted)} {
 		b, err := json.Marshal(r)
 		if err != nil {
 			f.Fatal(err)

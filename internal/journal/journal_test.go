@@ -346,19 +346,23 @@ func TestHeader(t *testing.T) {
 func TestAppendRefuses(t *testing.T) {
 	bad := func(f func(*Record)) Record { r := intent(1); f(&r); return r }
 	for name, r := range map[string]Record{
-		"no ID":              bad(func(r *Record) { r.ReleaseID = "" }),
-		"a path for an ID":   bad(func(r *Record) { r.ReleaseID = "../../etc/passwd" }),
-		"no release":         bad(func(r *Record) { r.Release = nil }),
-		"unknown type":       bad(func(r *Record) { r.Type = "maybe"; r.Release = nil }),
-		"intent + outcome":   bad(func(r *Record) { r.Outcome = OutcomeReleased }),
-		"release in outcome": bad(func(r *Record) { r.Type = Outcome; r.Outcome = OutcomeReleased }),
-		"unknown outcome":    outcome(1, "vanished"),
-		"an undo's word":     outcome(1, UndoRestored),
-		"a release's word":   undo(UndoOutcome, 1, OutcomeReleased),
-		"path not UTF-8":     bad(func(r *Record) { r.Release.Path = "/a/\xff" }),
-		"cache not UTF-8":    bad(func(r *Record) { r.Release.Cache.Path = "/a/\xff" }),
-		"too large":          bad(func(r *Record) { r.Release.Cache.Content = make([]byte, MaxLine) }),
-		"year 10000":         bad(func(r *Record) { r.At.Wall = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }),
+		"no ID":                            bad(func(r *Record) { r.ReleaseID = "" }),
+		"a path for an ID":                 bad(func(r *Record) { r.ReleaseID = "../../etc/passwd" }),
+		"no release":                       bad(func(r *Record) { r.Release = nil }),
+		"unknown type":                     bad(func(r *Record) { r.Type = "maybe"; r.Release = nil }),
+		"intent + outcome":                 bad(func(r *Record) { r.Outcome = OutcomeReleased }),
+		"release in outcome":               bad(func(r *Record) { r.Type = Outcome; r.Outcome = OutcomeReleased }),
+		"unknown outcome":                  outcome(1, "vanished"),
+		"an undo's word":                   outcome(1, UndoRestored),
+		"a release's word":                 undo(UndoOutcome, 1, OutcomeReleased),
+		"an adoption without":              bad(func(r *Record) { r.Type = AdoptIntent; r.Release = nil }),
+		"a release's word for an adoption": adopted(1, OutcomeReleased),
+		"made by an outcome":               bad(func(r *Record) { *r = outcome(1, OutcomeReleased); r.Inc.Size = 1 }),
+		"path of an adoption":              bad(func(r *Record) { r.Type = AdoptIntent; r.Release.Path = "/a/\xff" }),
+		"path not UTF-8":                   bad(func(r *Record) { r.Release.Path = "/a/\xff" }),
+		"cache not UTF-8":                  bad(func(r *Record) { r.Release.Cache.Path = "/a/\xff" }),
+		"too large":                        bad(func(r *Record) { r.Release.Cache.Content = make([]byte, MaxLine) }),
+		"year 10000":                       bad(func(r *Record) { r.At.Wall = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := mustOpen(t, t.TempDir())

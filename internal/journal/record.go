@@ -20,6 +20,10 @@ const (
 	Outcome     Type = "outcome"      // how it ended
 	UndoIntent  Type = "undo-intent"  // an undo is about to begin
 	UndoOutcome Type = "undo-outcome" // how that ended
+	// An adoption makes a reservation for what lives without one. A version that does not
+	// know these passes over them, as over damage, and so takes none for a release.
+	AdoptIntent  Type = "adopt-intent"
+	AdoptOutcome Type = "adopt-outcome"
 )
 
 // The outcomes of a release.
@@ -39,22 +43,32 @@ const (
 	UndoDiscarded = "discarded" // the quarantined file was removed for good
 )
 
+// The outcomes of an adoption.
+const (
+	AdoptAdopted = "adopted" // the reservation stands
+	AdoptTaken   = "taken"   // the address had a reservation by then: not touched
+	AdoptFailed  = "failed"  // an error, or it was not certain any more: nothing was made
+)
+
 // Record is one line of the journal.
 type Record struct {
 	Type      Type          `json:"type"`
 	At        claim.Instant `json:"at"`
 	Sweep     string        `json:"sweep,omitempty"` // ID of the sweep or of the undo command
 	ReleaseID string        `json:"releaseID"`
-	// Release comes with an intent, and with nothing else.
+	// Release comes with an intent of a release or an adoption, and with nothing else.
 	Release *Release `json:"release,omitempty"`
-	// Outcome comes with outcome and undo-outcome: one of the words above.
+	// Outcome comes with the outcomes: one of the words above.
 	Outcome string       `json:"outcome,omitempty"`
 	Detail  string       `json:"detail,omitempty"`
 	Steps   []StepResult `json:"steps,omitempty"`
+	// Inc comes with the outcome of an adoption: what stands there.
+	Inc claim.Incarnation `json:"inc,omitzero"`
 }
 
 // Release is what was known of a resource when its release was decided: enough to
-// explain it later without any other file, and to put it back.
+// explain it later without any other file, and to put it back. Of an adoption it is what
+// is to be made: Owner as it is written, without an interface where the store has none.
 type Release struct {
 	Kind       claim.Kind        `json:"kind,omitempty"`
 	Store      string            `json:"store"`
@@ -72,6 +86,8 @@ type Release struct {
 	FirstSeen  claim.Instant     `json:"firstSeen,omitzero"`
 	// Cache is the libcni cache file that is removed along with it, if any.
 	Cache *CacheFile `json:"cache,omitempty"`
+	// Undoes is the ID of the adoption that a person took back by this release.
+	Undoes string `json:"undoes,omitempty"`
 }
 
 // Say is one witness's word at the time of the decision.
@@ -127,11 +143,14 @@ func (r Record) check() error {
 	if !ValidID(r.ReleaseID) {
 		return fmt.Errorf("%w: release ID %q", ErrInvalid, clip(r.ReleaseID))
 	}
-	if (r.Type == Intent) != (r.Release != nil) {
+	if (r.Type == Intent || r.Type == AdoptIntent) != (r.Release != nil) {
 		return fmt.Errorf("%w: a release comes with an intent, and only with that", ErrInvalid)
 	}
+	if r.Type != AdoptOutcome && r.Inc != (claim.Incarnation{}) {
+		return fmt.Errorf("%w: an incarnation in a record of type %q", ErrInvalid, r.Type)
+	}
 	switch r.Type {
-	case Intent:
+	case Intent, AdoptIntent:
 		// JSON would replace bytes that are no UTF-8, and an undo would then act on
 		// another path than the release did.
 		paths := []string{r.Release.Store, r.Release.Path}
@@ -156,6 +175,12 @@ func (r Record) check() error {
 			return nil
 		}
 		return fmt.Errorf("%w: outcome %q of an undo", ErrInvalid, clip(r.Outcome))
+	case AdoptOutcome:
+		switch r.Outcome {
+		case AdoptAdopted, AdoptTaken, AdoptFailed:
+			return nil
+		}
+		return fmt.Errorf("%w: outcome %q of an adoption", ErrInvalid, clip(r.Outcome))
 	default:
 		return fmt.Errorf("%w: type %q", ErrInvalid, clip(string(r.Type)))
 	}

@@ -23,10 +23,20 @@ const (
 	StateUndone State = "undone"
 	// StateDiscarded: the quarantined file is gone for good.
 	StateDiscarded State = "discarded"
+	// StateAdoptOpen *: an adoption began and its end is not known.
+	StateAdoptOpen State = "adopt-open"
+	// StateAdopted: the reservation was made. Undone when a release took it back, or found
+	// it gone.
+	StateAdopted State = "adopted"
+	// StateTaken: the address had a reservation by then. An adoption that failed is
+	// StateFailed.
+	StateTaken State = "taken"
 )
 
 // Unsettled reports whether a crash left it half way.
-func (s State) Unsettled() bool { return s == StateOpen || s == StateUndoOpen }
+func (s State) Unsettled() bool {
+	return s == StateOpen || s == StateUndoOpen || s == StateAdoptOpen
+}
 
 // Entry is one release with everything that the journal says of it.
 type Entry struct {
@@ -41,14 +51,18 @@ type Entry struct {
 	Steps   []StepResult  // of the release's outcome
 	// Undo holds the steps of the last undo that ended.
 	Undo []StepResult
+	// Adopts: it is an adoption. Inc is what was made.
+	Adopts bool
+	Inc    claim.Incarnation
 	// Problems are records that do not fit those before them, in plain words.
 	Problems []string
 }
 
 // Undoable reports whether an undo may be tried under the given boot ID: the
-// reservation is in the quarantine and was released in that boot (I3).
+// reservation is in the quarantine and was released in that boot (I3), or was made by an
+// adoption of that boot.
 func (e Entry) Undoable(boot string) bool {
-	return (e.State == StateReleased || e.State == StateUndoOpen) && boot != "" && e.Intent.Boot == boot
+	return (e.State == StateReleased || e.State == StateUndoOpen || e.State == StateAdopted) && boot != "" && e.Intent.Boot == boot
 }
 
 // Replay adds the records up: one entry for each release, in the order of their
@@ -66,6 +80,20 @@ func Replay(recs []Record) []Entry {
 		}
 		out[i].add(r)
 	}
+	for _, e := range out {
+		if e.Release == nil || e.Release.Undoes == "" {
+			continue
+		}
+		i, ok := index[e.Release.Undoes]
+		if !ok || out[i].State != StateAdopted {
+			continue
+		}
+		switch e.State {
+		case StateOpen, StateFailed, StateRolledBack: // it stands, as far as is known
+		default:
+			out[i].State = StateUndone
+		}
+	}
 	return out
 }
 
@@ -76,9 +104,14 @@ func (e *Entry) add(r Record) {
 	}
 	e.Last = r.At
 	switch r.Type {
-	case Intent:
+	case Intent, AdoptIntent:
 		if e.Release == nil {
-			e.Release = r.Release
+			e.Release, e.Adopts = r.Release, r.Type == AdoptIntent
+		}
+	case AdoptOutcome:
+		if e.State == "" || e.State == StateAdoptOpen {
+			e.Adopts = true
+			e.Detail, e.Steps, e.Inc = r.Detail, r.Steps, r.Inc
 		}
 	case Outcome:
 		if e.State == "" || e.State == StateOpen {
@@ -100,6 +133,21 @@ func next(s State, r Record) (State, string) {
 			return s, "a second intent for this ID"
 		}
 		return StateOpen, ""
+	case AdoptIntent:
+		if s != "" {
+			return s, "a second intent for this ID"
+		}
+		return StateAdoptOpen, ""
+	case AdoptOutcome:
+		problem := ""
+		switch s {
+		case StateAdoptOpen:
+		case "":
+			problem = "an outcome whose intent is lost"
+		default:
+			return s, "a second outcome: " + r.Outcome
+		}
+		return outcomeState(r.Outcome), problem
 	case Outcome:
 		problem := ""
 		switch s {
@@ -148,6 +196,10 @@ func outcomeState(word string) State {
 		return StateGone
 	case OutcomeRolledBack:
 		return StateRolledBack
+	case AdoptAdopted:
+		return StateAdopted
+	case AdoptTaken:
+		return StateTaken
 	}
 	return StateFailed
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/holdfast-cni/holdfast/internal/claim"
 )
 
 // Of nearly every line only its type, its release and its outcome are of interest. skim
@@ -35,26 +37,29 @@ type field struct {
 
 // The fields of Record that skim returns, by their place in recordFields.
 const (
-	typeField, releaseIDField, releaseField, outcomeField = 0, 3, 4, 5
+	typeField, releaseIDField, releaseField, outcomeField, incField = 0, 3, 4, 5, 8
 )
 
 func recordFields() []field {
 	instant := []field{{"boot", ofText, nil}, {"mono", ofInt, nil}, {"wall", ofTime, nil}}
+	inc := []field{{"dev", ofInt, nil}, {"ino", ofInt, nil}, {"ctime", ofInt, nil}, {"size", ofInt, nil}, {"sum", ofText, nil}}
 	release := []field{
 		{"kind", ofText, nil}, {"store", ofText, nil}, {"path", ofText, nil}, {"network", ofText, nil}, {"addr", ofAddr, nil},
 		{"owner", ofObject, []field{{"shape", ofText, nil}, {"id", ofText, nil}, {"ifName", ofText, nil}}},
 		{"attachment", ofObject, []field{{"network", ofText, nil}, {"containerID", ofText, nil}, {"ifName", ofText, nil}}},
-		{"inc", ofObject, []field{{"dev", ofInt, nil}, {"ino", ofInt, nil}, {"ctime", ofInt, nil}, {"size", ofInt, nil}, {"sum", ofText, nil}}},
+		{"inc", ofObject, inc},
 		{"pod", ofObject, []field{{"namespace", ofText, nil}, {"name", ofText, nil}, {"uid", ofText, nil}}},
 		{"verdict", ofText, nil}, {"rule", ofText, nil}, {"why", ofText, nil},
 		{"says", ofList, []field{{"witness", ofText, nil}, {"word", ofText, nil}, {"detail", ofText, nil}}},
 		{"firstSeen", ofObject, instant},
 		{"cache", ofObject, []field{{"path", ofText, nil}, {"content", ofBytes, nil}}},
+		{"undoes", ofText, nil},
 	}
 	return []field{
 		{"type", ofText, nil}, {"at", ofObject, instant}, {"sweep", ofText, nil}, {"releaseID", ofText, nil}, {"release", ofObject, release},
 		{"outcome", ofText, nil}, {"detail", ofText, nil},
 		{"steps", ofList, []field{{"step", ofText, nil}, {"object", ofText, nil}, {"state", ofText, nil}, {"detail", ofText, nil}, {"irreversible", ofBool, nil}}},
+		{"inc", ofObject, inc},
 	}
 }
 
@@ -62,7 +67,7 @@ func recordFields() []field {
 // content if it has one. False: encoding/json must say what it is.
 func skim(fields []field, json []byte) (Record, bool) {
 	s := skimmer{b: json}
-	var raw [8][]byte
+	var raw [9][]byte
 	if !s.object(fields, raw[:]) || s.at != len(s.b) {
 		return Record{}, false
 	}
@@ -70,8 +75,13 @@ func skim(fields []field, json []byte) (Record, bool) {
 	if raw[releaseField] != nil {
 		r.Release = &Release{}
 	}
+	if raw[incField] != nil {
+		r.Inc.Size = 1
+	}
 	// An escape in one of them does not pass this either.
-	return r, r.check() == nil
+	ok := r.check() == nil
+	r.Inc = claim.Incarnation{}
+	return r, ok
 }
 
 func unquoted(b []byte) string {

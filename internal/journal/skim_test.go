@@ -28,7 +28,7 @@ func TestSkimReadsWhatIsWritten(t *testing.T) {
 	done.Detail, done.Steps = "d", []StepResult{{Step: "netns", State: StepDone, Irreversible: true}, {}}
 	empty := full
 	empty.Release = &Release{}
-	for _, r := range []Record{full, empty, done, intent(2), outcome(2, OutcomeGone), undo(UndoIntent, 2, ""), undo(UndoOutcome, 2, UndoTaken)} {
+	for _, r := range []Record{full, empty, done, intent(2), outcome(2, OutcomeGone), undo(UndoIntent, 2, ""), undo(UndoOutcome, 2, UndoTaken), adopt(3), adopted(3, AdoptAdopted), adopted(3, AdoptFailed)} {
 		b, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
@@ -44,7 +44,7 @@ func TestSkimKnowsEveryField(t *testing.T) {
 	if want := fieldsOf(reflect.TypeFor[Record]()); !reflect.DeepEqual(recordFields(), want) {
 		t.Errorf("the table is %v, want %v", recordFields(), want)
 	}
-	for i, name := range map[int]string{typeField: "type", releaseIDField: "releaseID", releaseField: "release", outcomeField: "outcome"} {
+	for i, name := range map[int]string{typeField: "type", releaseIDField: "releaseID", releaseField: "release", outcomeField: "outcome", incField: "inc"} {
 		if recordFields()[i].name != name {
 			t.Errorf("field %d is not %s", i, name)
 		}
@@ -89,7 +89,7 @@ func FuzzSkim(f *testing.F) {
 	full := intent(1)
 	full.Release.Cache = &CacheFile{Path: "/c", Content: []byte("abcd")}
 	full.Release.Says = []Say{{Witness: "kernel", Word: "absent", Detail: "x"}}
-	for _, r := range []Record{full, intent(2), outcome(1, OutcomeReleased), undo(UndoIntent, 1, ""), undo(UndoOutcome, 1, UndoTaken)} {
+	for _, r := range []Record{full, intent(2), outcome(1, OutcomeReleased), undo(UndoIntent, 1, ""), undo(UndoOutcome, 1, UndoTaken), adopt(3), adopted(3, AdoptAdopted)} {
 		b, err := json.Marshal(r)
 		if err != nil {
 			f.Fatal(err)

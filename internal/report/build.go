@@ -89,7 +89,7 @@ func kindRank(k claim.Kind) int {
 func Policy(p verdict.Policy, m Meta) api.Policy {
 	out := api.Policy{
 		Witnesses: p.Required, CRINone: p.CRINone, Grace: p.Grace.String(), OrphanGrace: p.OrphanGrace.String(),
-		Orphans: p.Orphans, Foreign: p.Foreign, Networks: m.Networks, MaxReleases: m.MaxReleases, ForceOverCap: m.ForceOverCap,
+		Orphans: p.Orphans, Foreign: p.Foreign, Adopt: p.Adopt, Networks: m.Networks, MaxReleases: m.MaxReleases, ForceOverCap: m.ForceOverCap,
 	}
 	if out.Witnesses == nil {
 		out.Witnesses = []string{}
@@ -262,7 +262,7 @@ func Brief(f *verdict.Finding, now claim.Instant) api.Resource {
 	out := api.Resource{
 		Kind: string(r.Kind), Store: r.Store, Network: r.Network, ContainerID: r.Owner.ID, IfName: r.Owner.IfName, Path: r.Path,
 		Pod: Pod(f.Pod), Verdict: f.Verdict.String(), Rule: f.Rule, Why: f.Why,
-		Releasable: f.Releasable, Holder: f.Holder,
+		Releasable: f.Releasable, Adoptable: f.Adoptable, Holder: f.Holder,
 	}
 	if s := f.Sight; s != nil {
 		out.FirstSeen, out.AbsentSince = wall(&s.First), wall(&s.Absent)

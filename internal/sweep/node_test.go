@@ -71,6 +71,7 @@ type node struct {
 	inv       *hostlocal.Inventory
 	cache     *cnicache.Inventory
 	vault     *hostlocal.Quarantine
+	maker     *hostlocal.Adopter
 }
 
 func newNode(t testing.TB) *node { return newNodeIn(t, t.TempDir()) }
@@ -92,6 +93,7 @@ func newNodeIn(t testing.TB, root string) *node {
 	}
 	n.inv = hostlocal.New(hostlocal.Config{DataDirs: []string{n.dataDir}, Clock: n.clock})
 	n.cache = cnicache.New(cnicache.Config{Dirs: []string{n.cacheDir}, Clock: n.clock})
+	n.maker = &hostlocal.Adopter{Wait: 50 * time.Millisecond}
 	n.vault = &hostlocal.Quarantine{Dir: filepath.Join(n.stateDir, "quarantine"), Wait: 50 * time.Millisecond}
 	t.Cleanup(func() {
 		if n.log != nil {
@@ -202,7 +204,7 @@ func (n *node) engine() *Engine {
 	}
 	return &Engine{
 		Inventories: []Inventory{invTap{n, n.cache}}, Reservations: resTap{n}, Follow: true, Witnesses: []Witness{oracle{n}}, Memory: memTap{n},
-		Journal: logTap{n}, Vault: vaultTap{n}, Sides: sideTap{n}, Holds: holdTap{n}, Clock: n.clock, Rand: n.rng,
+		Journal: logTap{n}, Vault: vaultTap{n}, Maker: makerTap{n}, Sides: sideTap{n}, Holds: holdTap{n}, Clock: n.clock, Rand: n.rng,
 	}
 }
 
@@ -411,6 +413,32 @@ func (v vaultTap) Discard(releaseID string) error {
 		return err
 	}
 	return errors.Join(v.n.vault.Discard(releaseID), v.n.op("discard+"))
+}
+
+// makerTap does to the adopter what the adapter in cmd does.
+type makerTap struct{ n *node }
+
+func (m makerTap) Adopt(ctx context.Context, dir string, list []Adoption, fresh func() bool) ([]Made, error) {
+	if err := m.n.op("make %s", filepath.Base(dir)); err != nil {
+		return nil, err
+	}
+	in := make([]hostlocal.Adoption, len(list))
+	for i, a := range list {
+		in[i] = hostlocal.Adoption(a)
+	}
+	outs, err := m.n.maker.Adopt(ctx, dir, in, fresh)
+	made := make([]Made, len(outs))
+	for i, o := range outs {
+		made[i] = Made{ReleaseID: o.ReleaseID, Outcome: string(o.State), Inc: o.Inc, Err: o.Err}
+	}
+	if errors.Is(err, hostlocal.ErrStale) {
+		err = ErrStale
+	}
+	return made, errors.Join(err, m.n.op("make %s+", filepath.Base(dir)))
+}
+
+func (m makerTap) Look(a Adoption) (claim.Incarnation, bool, error) {
+	return m.n.maker.Look(hostlocal.Adoption(a))
 }
 
 // sideTap removes cache files for real and namespaces from the node's truth.

@@ -75,6 +75,9 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 	if err := failpoint.At(failpoint.SettleBefore); err != nil {
 		return rec, err
 	}
+	if en.Adopts {
+		return e.settleAdoption(rec, en)
+	}
 	undo := en.State == journal.StateUndoOpen
 	if undo {
 		rec.Type = journal.UndoOutcome
@@ -132,6 +135,12 @@ func (e *Engine) settleOne(ctx context.Context, en journal.Entry) (journal.Recor
 		// The copy that was not followed by an unlink, or a part of one.
 		if err := e.Vault.Discard(en.ID); err != nil {
 			return rec, err
+		}
+		if rel := en.Release; rel.Undoes != "" {
+			// Not taken back after all.
+			if err := e.Holds.Unhold(adoptionHold(rel, rel.Undoes)); err != nil {
+				return rec, err
+			}
 		}
 		// An address that stays keeps its cache file, which may be gone already.
 		return rec, e.cacheBack(&rec, en)
@@ -200,9 +209,11 @@ func holdOf(en journal.Entry) verdict.Hold {
 type Undone struct {
 	ID      string
 	Release *journal.Release
-	Outcome string // "restored", "taken" or "failed"
-	Err     error
-	Steps   []journal.StepResult
+	Outcome string // "restored", "taken" or "failed"; of an adoption "released", "changed", "gone" or "failed"
+	// ReleasedAs is the ID of the release that took an adoption back.
+	ReleasedAs string
+	Err        error
+	Steps      []journal.StepResult
 	// Lost are the pieces that cannot be brought back.
 	Lost []journal.StepResult
 }
@@ -224,7 +235,7 @@ func (e *Engine) Undo(ctx context.Context, ids []string) ([]Undone, error) {
 		return nil, err
 	}
 	var out []Undone
-	for _, id := range ids {
+	for n, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return out, err
 		}
@@ -232,25 +243,28 @@ func (e *Engine) Undo(ctx context.Context, ids []string) ([]Undone, error) {
 		if i < 0 {
 			return out, fmt.Errorf("undo %q: %w: the journal has no such release", id, ErrNotUndoable)
 		}
-		u, err := e.undoOne(run, entries[i])
+		u, err := e.undoOne(run, n+1, entries[i])
 		if u.Outcome != "" {
 			out = append(out, u)
 		}
 		if err != nil {
 			return out, err
 		}
-		if u.Outcome == journal.UndoRestored {
+		if u.Outcome == journal.UndoRestored || u.Outcome == journal.OutcomeReleased {
 			entries[i].State = journal.StateUndone // it may be named twice
 		}
 	}
 	return out, nil
 }
 
-func (e *Engine) undoOne(run string, en journal.Entry) (Undone, error) {
+func (e *Engine) undoOne(run string, n int, en journal.Entry) (Undone, error) {
 	u := Undone{ID: en.ID, Release: en.Release}
 	if why := e.notUndoable(en); why != "" {
 		u.Outcome, u.Err = journal.UndoFailed, fmt.Errorf("undo %s: %w: %s", en.ID, ErrNotUndoable, why)
 		return u, nil
+	}
+	if en.Adopts {
+		return e.unadopt(run, journal.BatchID(run, n), en)
 	}
 	if err := e.Journal.Append(journal.Record{Type: journal.UndoIntent, At: e.Clock(), Sweep: run, ReleaseID: en.ID}); err != nil {
 		return u, fmt.Errorf("no intent could be written, so nothing is undone: %w", err)
@@ -344,6 +358,11 @@ func (e *Engine) notUndoable(en journal.Entry) string {
 		return "it is undone already"
 	case en.State == journal.StateUndoOpen:
 		return "an earlier undo of it could not be brought to an end; try again"
+	case en.Adopts && en.State == journal.StateAdopted && en.Intent.Boot == now.Boot && now.Boot != "":
+	case en.Adopts && en.State == journal.StateAdopted:
+		return "it was adopted in an earlier boot; the Pod it belonged to is gone for good"
+	case en.State != journal.StateReleased && en.Adopts:
+		return "it was not adopted (" + string(en.State) + ")"
 	case en.State != journal.StateReleased:
 		return "it was not released (" + string(en.State) + ")"
 	case !en.Undoable(now.Boot):

@@ -141,6 +141,7 @@ type Engine struct {
 	Memory  Memory
 	Journal Log
 	Vault   Vault
+	Maker   Maker
 	Sides   Sides
 	Holds   Holds
 	Clock   func() claim.Instant
@@ -412,13 +413,4 @@ func (e *Engine) newSweep() (string, error) {
 		return "", fmt.Errorf("sweep ID: %w", err)
 	}
 	return id, nil
-}
-
-// Adopted is one live attachment whose reservation was missing, and what became of it.
-type Adopted struct {
-	ID      string
-	Finding *verdict.Finding
-	// Outcome is the journal's word.
-	Outcome string
-	Err     error
 }

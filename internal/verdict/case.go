@@ -77,6 +77,10 @@ type Finding struct {
 	// Shared: the address is alive for another attachment, which has a reservation of
 	// its own. Nothing may be cleaned by this address.
 	Shared bool `json:"shared,omitempty"`
+	// Adoptable: it is Missing, and all that its reservation would say is certain, so that it
+	// may be made again. Unadoptable says why not; empty where nobody asked (Policy.Adopt).
+	Adoptable   bool   `json:"adoptable,omitempty"`
+	Unadoptable string `json:"unadoptable,omitempty"`
 	// Holder is the container ID that holds the address of a Conflict, where known.
 	Holder string `json:"holder,omitempty"`
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // missing finds live attachments whose address nobody has reserved: the next ADD could
-// hand it out again (cases F12, F14). It only reports.
+// hand it out again (cases F12, F14).
 //
 // A candidate comes from the libcni cache (a live attachment of a host-local network)
 // or from the kernel (a Pod's namespace holds an address of a configured range).
@@ -51,6 +51,10 @@ func (s *scene) missing(out *Judgement) {
 	if len(found) == 0 {
 		return
 	}
+	// Nothing is made before every runtime was asked who has which address.
+	if s.c.Policy.Adopt && s.cri != nil && !s.cri.Detailed {
+		out.Needs.Detail = true
+	}
 	if again == nil {
 		out.Needs.Relist = true
 		return
@@ -61,6 +65,7 @@ func (s *scene) missing(out *Judgement) {
 	slices.SortFunc(found, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Resource.Store, b.Resource.Store), a.Resource.Addr.Compare(b.Resource.Addr))
 	})
+	s.adoption(found)
 	out.Findings = append(out.Findings, found...)
 }
 

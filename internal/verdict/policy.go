@@ -83,6 +83,8 @@ type Policy struct {
 	// of the namespace. Foreign releases foreign reservations by address.
 	Orphans bool `json:"orphans,omitempty"`
 	Foreign bool `json:"foreign,omitempty"`
+	// Adopt gives what is Missing its reservation back where everything about it is certain.
+	Adopt bool `json:"adopt,omitempty"`
 	// Exclude are addresses that a person wants left alone; Holds likewise, by store.
 	Exclude []netip.Prefix `json:"exclude,omitempty"`
 	Holds   []Hold         `json:"holds,omitempty"`
