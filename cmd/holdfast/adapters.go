@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -30,11 +31,23 @@ type reservations struct {
 	inv *hostlocal.Inventory
 	// names, unless nil, is told which directories were listed.
 	names *holdBook
+	// hosts, unless nil, reports whether a directory is the one that the node has there.
+	hosts func(dir string) (bool, error)
 }
 
 func (r reservations) Name() string { return r.inv.Name() }
 func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapshot {
 	snap := r.inv.ListAlso(ctx, dataDirs)
+	for i := range snap.Stores {
+		st := &snap.Stores[i]
+		if st.Problem != "" || r.hosts == nil {
+			continue
+		}
+		// What cannot be told is the vantage's matter.
+		if same, err := r.hosts(cmp.Or(st.Dir, st.DataDir)); err == nil && !same {
+			st.Problem = notTheNodes
+		}
+	}
 	if r.names != nil {
 		r.names.listed(snap.Stores)
 	}
@@ -43,6 +56,9 @@ func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapsho
 	}
 	return snap
 }
+
+// notTheNodes is a store's problem that would pass for an empty store.
+const notTheNodes = "this is not what the node has at this path: in a container, mount the node's directory here, or start the container anew if the node made its directory anew"
 
 type procWitness struct{ w *proc.Witness }
 

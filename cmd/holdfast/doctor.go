@@ -245,7 +245,13 @@ func (x *examination) capabilities() []finding {
 	if err := unix.Capget(&hdr, &data[0]); err != nil {
 		return []finding{{Check: api.Check{Name: "effective set", Detail: err.Error(), Fix: "run as root"}}}
 	}
-	has := func(c int) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
+	has := func(c int) bool {
+		// Whoever may write everything may read everything.
+		if c == unix.CAP_DAC_READ_SEARCH && data[0].Effective&(1<<unix.CAP_DAC_OVERRIDE) != 0 {
+			return true
+		}
+		return data[c/32].Effective&(1<<(c%32)) != 0
+	}
 	var out []finding
 	for _, c := range []struct {
 		name   string
@@ -255,7 +261,7 @@ func (x *examination) capabilities() []finding {
 	}{
 		{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE, "other users' processes cannot be read, so the kernel and process witnesses are silent and nothing is released", true},
 		{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, "network namespaces cannot be entered, so the kernel witness is silent and nothing is released", true},
-		{"CAP_DAC_OVERRIDE", unix.CAP_DAC_OVERRIDE, "files of other users cannot be read or moved; stores and sockets that this concerns say so", false},
+		{"CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, "the descriptors of other users' processes cannot be read, so the kernel and process witnesses are silent and nothing is released", true},
 		{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, "left-over veths and firewall rules cannot be removed; an address whose veth stays is kept", false},
 		{"CAP_NET_RAW", unix.CAP_NET_RAW, "iptables (legacy) does not work, so port mappings and masquerade rules stay", false},
 		{"CAP_SYS_CHROOT", unix.CAP_SYS_CHROOT, "PID 1's mount namespace cannot be entered, so from a container namespace mounts are neither seen nor removed", false},
@@ -263,6 +269,13 @@ func (x *examination) capabilities() []finding {
 		f := finding{blocks: c.blocks, Check: api.Check{Name: c.name, OK: has(c.bit), Detail: "effective", Fix: "run as root, in a container as a privileged one, or add " + c.name}}
 		if !f.OK {
 			f.Detail = "missing: " + c.cost
+		}
+		out = append(out, f)
+	}
+	if same, err := proc.InInit(x.o.proc, "net"); err == nil {
+		f := finding{Check: api.Check{Name: "network namespace", OK: same, Detail: "the node's own", Fix: "run in the node's network namespace (hostNetwork: true)"}}
+		if !same {
+			f.Detail = "not PID 1's: port mappings and firewall rules of the dead are not removed"
 		}
 		out = append(out, f)
 	}

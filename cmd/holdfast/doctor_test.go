@@ -355,6 +355,10 @@ func TestDoctorChild(t *testing.T) {
 		if f := check(t, doc, "stores", d.store); !f.OK {
 			t.Errorf("its own store: %+v", f)
 		}
+	case "netns":
+		if f := check(t, d.doctor(t, "--cri-endpoint", "none"), "capabilities", "network namespace"); f.OK || !strings.Contains(f.Fix, "hostNetwork") {
+			t.Errorf("in a network namespace of our own: %+v", f)
+		}
 	case "pidns":
 		mount := filepath.Join(d.dir, "proc")
 		if err := errors.Join(os.Mkdir(mount, 0o755), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", mount, "proc", 0, "")); err != nil {
@@ -395,6 +399,15 @@ func TestDoctorInItsOwnPIDNamespace(t *testing.T) {
 	testenv.Need(t, testenv.PIDNS)
 	testenv.Need(t, testenv.Mount)
 	runChild(t, "pidns", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS})
+}
+
+func TestDoctorInItsOwnNetwork(t *testing.T) {
+	testenv.Need(t, testenv.Netns)
+	d := newDesk(t)
+	if f := check(t, d.doctor(t, "--cri-endpoint", "none"), "capabilities", "network namespace"); !f.OK {
+		t.Errorf("on the node itself: %+v", f)
+	}
+	runChild(t, "netns", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET})
 }
 
 // TestDoctorSockets: what is said of a runtime through its life, and that the advice

@@ -171,7 +171,7 @@ func (n *node) forHeal(q wire.HealRequest, pressure time.Duration) (*node, func(
 	o.dataDirs, o.networks, o.confDirs = []string{q.DataDir}, []string{q.Network}, n.o.confDirs
 	engine := *n.engine
 	engine.Follow = false
-	engine.Reservations = reservations{hostlocal.New(hostlocal.Config{ConfDirs: confDirs(&o), DataDirs: o.dataDirs, Clock: n.clock.Now}), n.holds}
+	engine.Reservations = reservations{hostlocal.New(hostlocal.Config{ConfDirs: confDirs(&o), DataDirs: o.dataDirs, Clock: n.clock.Now}), n.holds, n.hosts}
 	oldO, oldPolicy, oldEngine := n.o, n.policy, n.engine
 	n.o, n.engine = &o, &engine
 	n.healing(q, pressure)

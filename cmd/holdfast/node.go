@@ -147,7 +147,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	n.proc = proc.New(proc.Config{Proc: o.proc, CNIBinDirs: bins, Clock: now, Timeout: o.timeout})
 	n.engine = &sweep.Engine{
 		Inventories:  []sweep.Inventory{cache, lnk},
-		Reservations: reservations{hl, n.holds},
+		Reservations: reservations{hl, n.holds, n.hosts},
 		// Whoever says where to look wants nothing else looked at.
 		Follow: len(o.dataDirs)+len(o.confDirs) == 0,
 		Witnesses: []sweep.Witness{
@@ -213,6 +213,9 @@ func (n *node) openState(want access) error {
 	}
 	return nil
 }
+
+// hosts reports whether a directory is the one that the node has there.
+func (n *node) hosts(dir string) (bool, error) { return proc.InitSees(n.o.proc, dir) }
 
 func (n *node) knownRuntimes() ([]string, error) {
 	if n.policy.CRINone {

@@ -131,6 +131,10 @@ func (s Spec) image(arch, bin string) (v1.Image, error) {
 			return nil, err
 		}
 	}
+	// As on every node: sockets and data directories are named by both.
+	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "var/run", Linkname: "/run", Mode: 0o777, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}); err != nil {
+		return nil, err
+	}
 	if err := tw.Close(); err != nil {
 		return nil, err
 	}

@@ -63,6 +63,14 @@ func groups() []group {
 		{
 			name: "helm", dir: "hack/testbin/helm", inputs: []string{"go.mod", "go.sum"},
 			packages: []string{"helm.sh/helm/v3/cmd/helm"},
+			// The Kubernetes that a chart is rendered for where there is no cluster.
+			ldflags: []string{
+				"-X helm.sh/helm/v3/internal/version.version=v3.22.0",
+				"-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1",
+				"-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=37",
+				"-X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1",
+				"-X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=37",
+			},
 		},
 		{name: "pause", dir: "hack/pause", inputs: []string{"*.go"}, packages: []string{"."}},
 	}

@@ -96,3 +96,57 @@ func firstMount(path string) (string, error) {
 	}
 	return string(id), nil
 }
+
+// InitSees reports whether PID 1 has at an absolute path the file or directory that we have
+// there, or neither has one. In a container it is another one, or none, where nothing is
+// mounted, and also where the node's was made anew after the mount. An error means that it
+// cannot be told.
+func InitSees(proc, path string) (bool, error) {
+	if same, err := InInit(proc, "mnt"); err != nil || same {
+		return same, err
+	}
+	root, err := initRoot(proc)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(root)
+	// Links that are absolute lead to the node's own, too.
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	gone := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR)
+	if err != nil && !gone {
+		return false, &os.PathError{Op: "open as PID 1 sees it", Path: path, Err: err}
+	}
+	own, ownErr := identity(path)
+	if gone {
+		return errors.Is(ownErr, unix.ENOENT), nil
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false, &os.PathError{Op: "stat as PID 1 sees it", Path: path, Err: err}
+	}
+	return ownErr == nil && own == fileIdentity{st.Dev, st.Ino}, nil
+}
+
+// initRoot opens PID 1's root directory, or that of PID 2 where PID 1 is refused and both are
+// in one mount namespace.
+func initRoot(proc string) (int, error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY
+	fd, err := openat(unix.AT_FDCWD, filepath.Join(proc, "1/root"), flags)
+	if err == nil || err != unix.EACCES && err != unix.EPERM {
+		return fd, pathError("open", filepath.Join(proc, "1/root"), err)
+	}
+	same, err2 := alike(filepath.Join(proc, "1"), filepath.Join(proc, "2"), "mnt")
+	if err2 != nil || !same {
+		return -1, errors.Join(pathError("open", filepath.Join(proc, "1/root"), err), err2)
+	}
+	fd, err = openat(unix.AT_FDCWD, filepath.Join(proc, "2/root"), flags)
+	return fd, pathError("open", filepath.Join(proc, "2/root"), err)
+}
+
+func pathError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: path, Err: err}
+}

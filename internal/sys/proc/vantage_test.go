@@ -3,10 +3,12 @@ package proc
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -326,4 +328,54 @@ func TestCgroupIsAHitWhileAProcessLives(t *testing.T) {
 			t.Errorf("the cgroup is empty, and still: %+v", h)
 		}
 	}
+}
+
+// TestInitSees runs as a child in mount namespaces of its own, where a path is covered,
+// uncovered, or was never there.
+func TestInitSees(t *testing.T) {
+	testenv.Need(t, testenv.Mount)
+	dir := t.TempDir()
+	for _, d := range []string{"both", "covered"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sees := func(name string) bool {
+		t.Helper()
+		same, err := InitSees("/proc", filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return same
+	}
+	for _, name := range []string{"both", "covered", "neither"} {
+		if !sees(name) {
+			t.Errorf("%s: not PID 1's, in its own mount namespace", name)
+		}
+	}
+	done := make(chan struct{})
+	var elsewhere func()
+	elsewhere = func() {
+		runtime.LockOSThread() // and the thread ends with it
+		if unix.Gettid() == unix.Getpid() {
+			go elsewhere() // the main thread does not end
+			<-done
+			runtime.UnlockOSThread()
+			return
+		}
+		defer close(done)
+		err := errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("none", filepath.Join(dir, "covered"), "tmpfs", 0, ""), os.Mkdir(filepath.Join(dir, "covered/ours"), 0o755))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for name, want := range map[string]bool{"both": true, "covered": false, "covered/ours": false, "neither": true} {
+			if same, err := InitSees("/proc", filepath.Join(dir, name)); err != nil || same != want {
+				t.Errorf("%s: PID 1 sees the same: %t, %v; want %t", name, same, err, want)
+			}
+		}
+	}
+	go elsewhere()
+	<-done
 }
