@@ -26,6 +26,7 @@ const (
 	Podman   = "podman"   // root, netns, and podman in PATH
 	IPTables = "iptables" // root, netns, and iptables in PATH
 	NFT      = "nft"      // root, netns, and nft in PATH
+	Promtool = "promtool" // promtool, of Prometheus, in PATH
 
 	// The kernel's and the file system's choices.
 	IFB       = "ifb"       // root, netns, and a device of type ifb can be made
@@ -81,7 +82,7 @@ func level(capability string) string {
 	switch capability {
 	case CRI, Kube, Podman:
 		return "L3"
-	case Long:
+	case Long, Promtool:
 		return "L0"
 	}
 	return "L1"
@@ -122,6 +123,8 @@ func check(capability string) error {
 		return errors.Join(check(Netns), inPath("iptables"))
 	case NFT:
 		return errors.Join(check(Netns), inPath("nft"))
+	case Promtool:
+		return inPath("promtool")
 	case IFB:
 		return errors.Join(checkRoot(), OnDoomedThread(checkIFB))
 	case Cgroup:

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -396,4 +398,27 @@ func TestHostileNames(t *testing.T) {
 			t.Errorf("%d events on Pods", pods)
 		}
 	})
+}
+
+// docs/monitoring.md lists every reason.
+func TestPageListsEveryReason(t *testing.T) {
+	source, err := os.ReadFile("watch.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../../docs/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := func(expr string, in []byte) (list []string) {
+		for _, m := range regexp.MustCompile(expr).FindAllSubmatch(in, -1) {
+			list = append(list, string(m[1]))
+		}
+		slices.Sort(list)
+		return list
+	}
+	reasons := found(`(?m)^\tReason\w+ += "(\w+)"$`, source)
+	if listed := found("(?m)^\\| `(\\w+)` \\| (?:Normal|Warning)", text); len(reasons) < 5 || !slices.Equal(reasons, listed) {
+		t.Errorf("reasons: %q\nlisted: %q", reasons, listed)
+	}
 }

@@ -153,6 +153,10 @@ func TestChanges(t *testing.T) {
 			p.Adopted = []sweep.Adopted{a}
 		}
 	}
+	page, err := os.ReadFile("../../../docs/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	observe(nothing)
 	for i, c := range []struct {
 		change func(*agent.Pass)
@@ -175,6 +179,12 @@ func TestChanges(t *testing.T) {
 	} {
 		if diff := cmp.Diff(c.want, observe(c.change)); diff != "" {
 			t.Errorf("step %d:\n%s", i, diff)
+		}
+		for _, m := range c.want {
+			_, msg, _ := strings.Cut(strings.TrimSuffix(m, " "+claim.WitnessCRI), " ")
+			if !strings.Contains(string(page), "`"+msg+"`") {
+				t.Errorf("docs/monitoring.md does not list %q", msg)
+			}
 		}
 	}
 }
