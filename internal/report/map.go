@@ -45,6 +45,16 @@ func Map(c *verdict.Case, j *verdict.Judgement, m Meta, after After) *api.Map {
 	d.Networks = []api.MapNetwork{}
 	d.Stops = []api.Stop{}
 	found := map[string][]spot{} // by store
+	many := map[string]int{}
+	for i := range j.Findings {
+		if r := j.Findings[i].Resource; r.Kind == claim.KindReservation {
+			many[r.Store]++
+		}
+	}
+	for dir, n := range many {
+		found[dir] = make([]spot, 0, n)
+	}
+	all := verdict.All()
 	var bad []*verdict.Finding
 	for i := range j.Findings {
 		f := &j.Findings[i]
@@ -52,12 +62,13 @@ func Map(c *verdict.Case, j *verdict.Judgement, m Meta, after After) *api.Map {
 			continue
 		}
 		v := now(f)
+		rank := uint8(v.Rank()) // once, and not for each comparison
 		d.Summary[v.String()]++
 		if v != verdict.InUse && v != verdict.Held {
 			bad = append(bad, f)
 		}
 		if f.Resource.Kind == claim.KindReservation {
-			found[f.Resource.Store] = append(found[f.Resource.Store], spot{f.Resource.Addr, v})
+			found[f.Resource.Store] = append(found[f.Resource.Store], spot{f.Resource.Addr, rank})
 		}
 	}
 	names := map[string]string{}
@@ -68,7 +79,7 @@ func Map(c *verdict.Case, j *verdict.Judgement, m Meta, after After) *api.Map {
 				continue
 			}
 			names[s.Dir] = s.Network
-			n := mapNetwork(s, found[s.Dir])
+			n := mapNetwork(s, found[s.Dir], all)
 			n.Busy = after.Busy[s.Dir]
 			d.Networks = append(d.Networks, n)
 		}
@@ -83,14 +94,14 @@ func Map(c *verdict.Case, j *verdict.Judgement, m Meta, after After) *api.Map {
 	return d
 }
 
-// spot is an address with its verdict.
+// spot is an address with its verdict's rank.
 type spot struct {
 	addr netip.Addr
-	is   verdict.Verdict
+	is   uint8
 }
 
 // mapNetwork counts and draws one store.
-func mapNetwork(s *claim.Store, spots []spot) api.MapNetwork {
+func mapNetwork(s *claim.Store, spots []spot, all []verdict.Verdict) api.MapNetwork {
 	n := api.MapNetwork{
 		Name: s.Network, Dir: s.Dir, Configs: s.Configs, Capacity: s.Capacity, Writable: s.Writable, Problem: s.Problem,
 		Ranges: []api.MapRange{}, Verdicts: map[string]int{}, Addresses: map[string][]string{},
@@ -103,14 +114,17 @@ func mapNetwork(s *claim.Store, spots []spot) api.MapNetwork {
 		n.Ranges = append(n.Ranges, out)
 	}
 	for _, p := range spots {
-		n.Verdicts[p.is.String()]++
-		if p.is != verdict.Missing {
+		n.Verdicts[all[p.is].String()]++
+		if all[p.is] != verdict.Missing {
 			n.Reserved++
 		}
 	}
 	// One address may have two files, in two spellings: the worse verdict is drawn.
 	slices.SortFunc(spots, func(a, b spot) int {
-		return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.is.Rank(), b.is.Rank()))
+		if c := a.addr.Compare(b.addr); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.is, b.is)
 	})
 	spots = slices.CompactFunc(spots, func(a, b spot) bool { return a.addr == b.addr })
 	within := uint64(0)
@@ -128,10 +142,11 @@ func mapNetwork(s *claim.Store, spots []spot) api.MapNetwork {
 		if last > i {
 			text += "-" + spots[last].addr.String()
 		}
-		n.Addresses[first.is.String()] = append(n.Addresses[first.is.String()], text)
+		name := all[first.is].String()
+		n.Addresses[name] = append(n.Addresses[name], text)
 		for ; i <= last; i++ {
 			switch in := slices.ContainsFunc(s.Ranges, func(r claim.Range) bool { return r.Contains(spots[i].addr) }); {
-			case spots[i].is == verdict.Missing:
+			case all[spots[i].is] == verdict.Missing:
 			case in:
 				within++
 			case len(s.Ranges) > 0:
@@ -147,7 +162,10 @@ func mapNetwork(s *claim.Store, spots []spot) api.MapNetwork {
 func worst(bad []*verdict.Finding, now claim.Instant, causes map[string]cause.Cause) ([]api.Trouble, int) {
 	bad = FoldFindings(bad)
 	slices.SortStableFunc(bad, func(a, b *verdict.Finding) int {
-		return cmp.Or(cmp.Compare(a.Verdict.Rank(), b.Verdict.Rank()), cmp.Compare(kindRank(a.Resource.Kind), kindRank(b.Resource.Kind)),
+		if a.Verdict != b.Verdict {
+			return cmp.Compare(a.Verdict.Rank(), b.Verdict.Rank())
+		}
+		return cmp.Or(cmp.Compare(kindRank(a.Resource.Kind), kindRank(b.Resource.Kind)),
 			cmp.Compare(a.Resource.Store, b.Resource.Store), a.Resource.Addr.Compare(b.Resource.Addr), cmp.Compare(a.Resource.Path, b.Resource.Path))
 	})
 	out := []api.Trouble{}

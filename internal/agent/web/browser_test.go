@@ -84,7 +84,7 @@ func command[P, R any](cmd cdp.Command[P, R], params P) chromedp.Action[chromedp
 
 func (b *browser) run(actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	ctx, stop := context.WithTimeout(b.ctx, 20*time.Second)
+	ctx, stop := context.WithTimeout(b.ctx, 60*time.Second)
 	defer stop()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		b.t.Fatalf("chromium: %v\n%s", err, strings.Join(b.wrong, "\n"))
@@ -94,7 +94,7 @@ func (b *browser) run(actions ...chromedp.Action[chromedp.Void]) {
 // get runs an action for its value.
 func get[T any](b *browser, a chromedp.Action[T]) T {
 	b.t.Helper()
-	ctx, stop := context.WithTimeout(b.ctx, 20*time.Second)
+	ctx, stop := context.WithTimeout(b.ctx, 60*time.Second)
 	defer stop()
 	out, err := chromedp.Run(ctx, a)
 	if err != nil {
@@ -112,7 +112,7 @@ func eval[T any](b *browser, expr string) T {
 // until waits for a JavaScript expression to be true.
 func (b *browser) until(expr string) {
 	b.t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(40 * time.Second)
 	for !eval[bool](b, "!!("+expr+")") {
 		if time.Now().After(deadline) {
 			b.shot("failed")
@@ -146,6 +146,13 @@ func (b *browser) shot(name string) {
 	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// forget begins a new list of what was asked and what went wrong.
+func (b *browser) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked, b.wrong = nil, nil
 }
 
 // healthy checks that nothing went wrong in the page and nobody else was asked.
@@ -206,30 +213,56 @@ func (p *port) sweep(s *scene) {
 	p.m.Observe(context.Background(), s.pass())
 }
 
-func TestLook(t *testing.T) {
+// now makes the page ask at once, as when somebody comes back to it.
+func (b *browser) now() { eval[bool](b, `document.dispatchEvent(new Event('visibilitychange'))`) }
+
+// open shows an address and waits for the map.
+func (b *browser) open(url, ready string) {
+	b.t.Helper()
+	// A new document even where only the fragment differs.
+	b.run(chromedp.Navigate("about:blank"), chromedp.Navigate(url))
+	b.until(ready)
+}
+
+func (b *browser) click(css string) {
+	b.t.Helper()
+	b.run(chromedp.Click(chromedp.CSS(css)))
+}
+
+// press sends keys to what has the focus.
+func (b *browser) press(keys string) {
+	b.t.Helper()
+	b.run(chromedp.KeyEvent(keys))
+}
+
+// TestPage shows the page in a browser. One serves for all, since it takes a second to start.
+func TestPage(t *testing.T) {
 	testenv.Need(t, testenv.Chromium)
 	b := newBrowser(t)
-	p := newPort(t, state{live: true, ready: true})
-	p.sweep(busyNode(time.Now()))
-	b.size(1440, 1000, false)
-	b.scheme("light")
-	b.run(chromedp.Navigate(p.origin))
-	b.until(`document.querySelector('.cell.Leaked')`)
-	b.shot("light")
-	b.run(chromedp.Click(chromedp.CSS(`.cell[data-address="10.22.0.131"]`)))
-	b.until(`document.querySelector('#detail .why')`)
-	b.shot("light-explain")
-	b.scheme("dark")
-	b.shot("dark-explain")
-	b.size(390, 844, true)
-	b.shot("narrow-explain")
-	p2 := newPort(t, state{live: true, ready: true})
-	p2.sweep(fullNode(time.Now()))
-	b.size(1440, 1000, false)
-	b.run(chromedp.Navigate(p2.origin))
-	b.until(`document.querySelector('.tile')`)
-	b.shot("dark-big")
-	b.scheme("light")
-	b.shot("light-big")
-	b.healthy("http://127.0.0.1")
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *browser)
+	}{
+		{"colours", testColours},
+		{"click", testClick},
+		{"keyboard", testKeyboard},
+		{"live", testLive},
+		{"search", testSearch},
+		{"hostile", testHostile},
+		{"beginning", testBeginning},
+		{"trouble", testTrouble},
+		{"unreachable", testUnreachable},
+		{"large", testLarge},
+		{"file", testFile},
+		{"looks", testLooks},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b.t = t
+			b.forget()
+			b.size(1440, 1000, false)
+			b.scheme("light")
+			c.test(t, b)
+		})
+	}
+	b.t = t
 }

@@ -15,7 +15,9 @@ const (
 	maxHeader = 16 << 10
 	// writeTime leaves room for a CPU profile of 30 s, which is pprof's default.
 	writeTime = 60 * time.Second
-	stopTime  = 2 * time.Second
+	// stopTime is short: browsers hold connections on which they never ask, and a half
+	// answer is asked for again.
+	stopTime = 300 * time.Millisecond
 )
 
 // Server serves a Handler to few and slow askers without harm to the agent.
@@ -26,8 +28,7 @@ type Server struct {
 	ErrorLog *log.Logger
 }
 
-// Serve answers on ln until ctx ends, then finishes what it is answering, for at most two
-// seconds. It closes ln.
+// Serve answers on ln until ctx ends, then finishes what it is answering, for a moment. It closes ln.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	srv := &http.Server{
 		Handler: s.Handler, ErrorLog: s.ErrorLog, MaxHeaderBytes: maxHeader,

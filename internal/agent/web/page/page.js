@@ -265,7 +265,7 @@
     if (!state.since && state.reasons.length) alerts.push(banner('warn', 'The agent is not ready', state.reasons.join('; ')));
     if (m?.failed) alerts.push(banner('bad', `The sweep of ${stamp(m.failedAt)} failed`, `${m.failed}. What you see was so at ${stamp(m.at)}.`));
     for (const s of m?.stops || []) {
-      alerts.push(banner('bad', `Releases of ${clean(s.network || s.dir)} are stopped`, `${s.why}. Since ${when(s.since)}. A clean hour or \`holdfast resume\` ends it.`));
+      alerts.push(banner('bad', `Releases of ${clean(s.network || s.dir)} are stopped`, `${s.why}. Since ${when(s.since)}. A clean hour or "holdfast resume" ends it.`));
     }
     if (m && !m.vantage.proven) alerts.push(banner('bad', 'Not the whole node can be seen, so nothing is released', m.vantage.detail));
     for (const w of m?.witnesses || []) {
@@ -293,7 +293,7 @@
     if (m.networks.length === 0) {
       kind = blind ? 'warn' : 'good';
       say = 'No network with reservations on this node';
-      more.push('`holdfast doctor` says where it looked.');
+      more.push('"holdfast doctor" says where it looked.');
     } else if (bad.length) {
       kind = 'bad';
       say = list(bad);
@@ -357,7 +357,7 @@
       h('h2', {}, 'Needs attention'),
       h('table', { class: 'trouble' }, h('thead', {}, h('tr', {}, ['Address', 'Verdict', several && 'Network', 'Owner', 'Why', 'Absent for'].filter(Boolean).map((c) => h('th', { scope: 'col' }, c)))), h('tbody', {}, rows.map(row))),
       (hiddenRows > 0 || state.all) && m.worst.length > SHORT && h('p', { class: 'small' }, h('button', { class: 'plain', type: 'button', onclick: () => { state.all = !state.all; trouble(); } }, state.all ? 'Show fewer' : `Show ${num(hiddenRows)} more`)),
-      m.more > 0 && h('p', { class: 'dim small' }, `And ${num(m.more)} more, which are on the map and in \`holdfast audit\`.`));
+      m.more > 0 && h('p', { class: 'dim small' }, `And ${num(m.more)} more, which are on the map and in "holdfast audit".`));
   }
 
   function witnesses() {
@@ -436,6 +436,7 @@
       const b = m.blocks.find((b) => b.key === this.open);
       this.zoom.hidden = !b;
       if (b) this.drawCells(b, m.blocks.length > 1);
+      else { this.shape = ''; put(this.cells); }
       const extra = [];
       if (m.hidden > 0n) extra.push(h('p', { class: 'dim small' }, `${m.hidden.toLocaleString('en')} more addresses are free and not drawn.`));
       if (m.more) extra.push(h('p', { class: 'dim small' }, `${num(m.more)} more blocks of 256 addresses are not drawn.`));
@@ -645,7 +646,7 @@
   }
   function history_(entries) {
     if (!entries || entries.length === 0) return [];
-    return [h('h3', {}, 'Releases of this address'), h('ol', {}, [...entries].reverse().map((e) => h('li', {}, h('b', {}, e.state), ` ${when(e.at)}`, (e.pod || e.containerID) && h('div', {}, 'of ' + owner(e)), e.why && h('div', { class: 'dim' }, e.why), h('div', { class: 'dim small' }, h('code', {}, e.releaseID), e.undoable ? `: \`holdfast undo ${e.releaseID}\` takes it back` : ''))))];
+    return [h('h3', {}, 'Releases of this address'), h('ol', {}, [...entries].reverse().map((e) => h('li', {}, h('b', {}, e.state), ` ${when(e.at)}`, (e.pod || e.containerID) && h('div', {}, 'of ' + owner(e)), e.why && h('div', { class: 'dim' }, e.why), h('div', { class: 'dim small' }, h('code', {}, e.releaseID), e.undoable ? `: "holdfast undo ${e.releaseID}" takes it back` : ''))))];
   }
   function close() {
     const was = state.selected;
@@ -701,17 +702,20 @@
     }
     await poll();
     if (state.map) fromHash();
-    let last = Date.now();
+    let last = Date.now(), timer = 0;
     const again = async () => {
+      clearTimeout(timer);
       if (!document.hidden) {
         const had = state.map;
         await poll();
         if (!had && state.map) fromHash();
         if (state.query && !state.since && Date.now() - last > LIVE) { last = Date.now(); refresh(); }
       }
-      setTimeout(again, POLL);
+      clearTimeout(timer);
+      timer = setTimeout(again, POLL);
     };
-    setTimeout(again, POLL);
+    timer = setTimeout(again, POLL);
+    document.addEventListener('visibilitychange', again); // who comes back sees what is so now
     setInterval(() => { if (state.map || state.since) header(); }, 1000);
   })();
 })();
