@@ -61,7 +61,8 @@ func (s *scene) underPressure(r *claim.Resource) bool {
 
 // mayBePressed reports whether the rule is for a, whatever namespaces there are.
 func (s *scene) mayBePressed(a *assessment) bool {
-	return s.c.Policy.PressureGrace > 0 && s.cri != nil && !a.slow && isHex64(a.Resource.Owner.ID) && s.underPressure(a.Resource)
+	return s.c.Policy.PressureGrace > 0 && s.cri != nil && !a.slow && !(a.odd != nil && a.odd.podGone) &&
+		isHex64(a.Resource.Owner.ID) && s.underPressure(a.Resource)
 }
 
 // pressed reports whether two sightings the pressure grace apart are enough for a. why says

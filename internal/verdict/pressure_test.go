@@ -110,6 +110,7 @@ func TestPressureTable(t *testing.T) {
 		// Absence of another kind.
 		{name: "NotReady", set: func(n *node) { n.box(idA, "a", false) }, want: Suspect},
 		{name: "NotReady, and its Pod has a newer one", set: func(n *node) { n.box(idA, "a", false); n.box(idB, "a", true) }, want: Leaked, rel: true},
+		{name: "NotReady, and the API server does not have its Pod", set: func(n *node) { n.kube(true); n.box(idA, "u", false).FromAPI = true }, want: Suspect},
 		{name: "an unused namespace holds it", set: func(n *node) {
 			n.netns(50, 0, cniMount2, "10.1.0.9")
 			n.sweep()
