@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
@@ -58,7 +58,7 @@ func (m *Map) Observe(_ context.Context, p *agent.Pass) {
 		return // plain values only: it cannot fail
 	}
 	// The number begins again with the agent.
-	d.tag = fmt.Sprintf(`"%x-%d"`, p.Started.Mono/time.Millisecond, d.seq)
+	d.tag = fmt.Sprintf(`"%d-%d"`, p.Started.Mono.Milliseconds(), d.seq)
 	m.now.Store(d)
 }
 
@@ -81,7 +81,7 @@ func after(p *agent.Pass) report.After {
 		}
 	}
 	for i := range p.Adopted {
-		if ad := &p.Adopted[i]; ad.Err == nil && ad.Finding != nil && ad.Outcome == "adopted" {
+		if ad := &p.Adopted[i]; ad.Err == nil && ad.Finding != nil && ad.Outcome == journal.AdoptAdopted {
 			a.Back[ad.Finding.Resource.Path] = true
 		}
 	}
