@@ -90,13 +90,7 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 // sweep is what follows a look: the releases of before are held against it, and then more may go.
 func (x *agentNode) sweep(ctx context.Context, p *agent.Pass, r *sweepRun) {
 	w, err := x.n.watchLine(ctx, r.audit, r.dryRun)
-	p.Stops, p.Stopped, p.Undone = w.stops, w.fresh, w.undone
-	for _, s := range w.fresh {
-		x.log.Error("releases are stopped", "store", s.Store, "why", s.Why, "releaseIDs", s.ReleaseIDs)
-	}
-	for _, s := range w.over {
-		x.log.Warn("releases go on", "store", s.Store, "stoppedFor", s.Why, "why", s.Reason)
-	}
+	p.Stops, p.Stopped, p.Resumed, p.Undone = w.stops, w.fresh, w.over, w.undone
 	if p.Err = err; err != nil {
 		return
 	}
@@ -110,6 +104,7 @@ func (x *agentNode) fill(p *agent.Pass, r *sweepRun) {
 	p.Audit, p.Plan, p.Results, p.Settled, p.Busy = r.audit, r.plan, r.results, r.settled, r.busy
 	p.Err = errors.Join(p.Err, r.unsettled)
 	p.Locks, r.n.lockHolds = r.n.lockHolds, nil
+	p.Unwritable = r.n.unwritable
 	if p.Plan == nil {
 		p.Plan = &plan.Plan{}
 	}

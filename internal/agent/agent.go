@@ -60,7 +60,11 @@ type Pass struct {
 	Stopped []line.Stop
 	// Undone are the releases that a stop took back, by ID, with the outcome ("restored", "taken", "failed").
 	Undone map[string]string
-	// Fast are the stores that lose addresses fast.
+	// Resumed are the networks whose line goes again, with the reason.
+	Resumed []line.Ended
+	// Lost are the addresses whose owner went without a DEL, each in one pass only; Fast the
+	// stores that lose many. The Agent finds both.
+	Lost []*verdict.Finding
 	Fast []string
 	// Busy says by store why it cannot be released from: another reaper.
 	Busy map[string]string

@@ -42,6 +42,8 @@ type Agent struct {
 	turn chan struct{}
 	wake chan Trigger
 
+	losses losses // of whoever has the turn
+
 	mu      sync.Mutex
 	answers int // passes in which every required witness spoke
 }
@@ -169,6 +171,7 @@ func (a *Agent) tell(ctx context.Context, p *Pass) {
 		a.answers++
 		a.mu.Unlock()
 	}
+	a.losses.note(p)
 	for _, o := range a.conf.Observers {
 		o.Observe(ctx, p)
 	}

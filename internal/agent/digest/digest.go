@@ -12,6 +12,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
@@ -21,8 +22,12 @@ import (
 // Other.
 const MaxNetworks = 256
 
-// Other is the name under which networks are counted that are not told apart.
-const Other = "(other)"
+// Other is the name under which networks are counted that are not told apart, Every that of all
+// of them.
+const (
+	Other = "(other)"
+	Every = "(every network)"
+)
 
 // maxText is the longest name, in bytes.
 const maxText = 256
@@ -42,7 +47,7 @@ type Network struct {
 	Reserved int
 	// Verdicts are counts of addresses; see Count.
 	Verdicts [Verdicts]int
-	// Lost counts the addresses whose loss was seen first in this pass; see Digest.Lost.
+	// Lost counts what this pass found lost; see agent.Pass.
 	Lost int
 	// OldestLeak is how long ago by CLOCK_MONOTONIC the oldest Leaked or Orphaned address
 	// was first found absent; 0 when there is none. Of one that an earlier boot left,
@@ -71,16 +76,10 @@ type Digest struct {
 	// Seen is false when there was no look; then only Witnesses of nobody and no network
 	// are here, and nothing is known.
 	Seen bool
-	// At is the clock reading of the look. Given to the next Of.
-	At claim.Instant
 	// Networks in the order of name and data directory.
 	Networks []Network
 	// Found is how many there are, told apart or not.
 	Found int
-	// Lost are the addresses whose loss was seen first in this pass: no DEL in flight,
-	// since every witness said absent in the pass before too, or released already. Valid
-	// as long as the pass is.
-	Lost []*verdict.Finding
 	// Witnesses in the order of their names, one for each name.
 	Witnesses []Witness
 	// Vantage says why the node is not seen whole; empty when it is. Safe to print.
@@ -92,24 +91,26 @@ type Digest struct {
 	byStore map[string]int // directory -> index in Networks
 }
 
-// NameOf is the network of a directory of reservations, also of one that the pass did not
-// list.
+// NameOf is the network of a directory of reservations; Other where the pass did not list it,
+// Every where none is named.
 func (d *Digest) NameOf(store string) Name {
 	if i, ok := d.byStore[store]; ok {
 		return d.Networks[i].Name
 	}
+	if store == "" {
+		return Name{Network: Every}
+	}
 	return Name{Network: Other}
 }
 
-// Of counts a pass. before is the At of the digest of the pass before, zero for none. It
-// walks the findings once.
-func Of(p *agent.Pass, before claim.Instant) *Digest {
+// Of counts a pass. It walks the findings once.
+func Of(p *agent.Pass) *Digest {
 	d := &Digest{byStore: map[string]int{}, Unwritable: unwritable(p)}
 	if p.Audit == nil || p.Audit.Judgement == nil {
 		return d
 	}
 	c, j := &p.Audit.Case, p.Audit.Judgement
-	d.Seen, d.At, d.Vantage = true, c.Now, Text(j.Vantage)
+	d.Seen, d.Vantage = true, Text(j.Vantage)
 	d.witnesses(c, j)
 	counters := d.networks(c)
 
@@ -143,12 +144,7 @@ func Of(p *agent.Pass, before claim.Instant) *Digest {
 		if k == nil {
 			continue
 		}
-		released := len(gone) > 0 && f.Releasable && gone[keyOf(f)]
-		if f.Sight != nil && f.Sight.Absent.Boot != "" && lost(f.Sight.Absent, before, c.Now, released) {
-			d.Lost = append(d.Lost, f)
-			k.n.Lost++
-		}
-		if released {
+		if len(gone) > 0 && f.Releasable && gone[keyOf(f)] {
 			continue
 		}
 		v := f.Verdict
@@ -168,15 +164,26 @@ func Of(p *agent.Pass, before claim.Instant) *Digest {
 			k.n.OldestLeak = max(k.n.OldestLeak, leakAge(c.Now, f))
 		}
 	}
+	for _, f := range p.Lost {
+		if k := counters[f.Resource.Store]; k != nil {
+			k.n.Lost++
+		}
+	}
 	d.fold(counters)
 	return d
 }
 
-// lost: the run of absence began in the pass before and goes on, so no DEL was merely
-// under way; or it began in this one and is over already.
-func lost(absent, before, now claim.Instant, released bool) bool {
-	same := func(o claim.Instant) bool { return absent.Mono == o.Mono && absent.Boot == o.Boot }
-	return same(before) || released && same(now)
+// Stopped are the networks whose releases are stopped; a stop may be of all of them.
+func (d *Digest) Stopped(stops []line.Stop) map[Name]bool {
+	out := map[Name]bool{}
+	for _, s := range stops {
+		for store, i := range d.byStore {
+			if s.Covers(store) {
+				out[d.Networks[i].Name] = true
+			}
+		}
+	}
+	return out
 }
 
 func leakAge(now claim.Instant, f *verdict.Finding) time.Duration {

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/cause"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/testenv/passes"
@@ -41,7 +42,7 @@ func TestAfterThePass(t *testing.T) {
 		Oldest                          time.Duration
 	}
 	of := func(p *agent.Pass) counts {
-		n := digest.Of(p, claim.Instant{}).Networks[0]
+		n := digest.Of(p).Networks[0]
 		return counts{n.Count(verdict.Leaked), n.Count(verdict.Missing), n.Count(verdict.InUse), n.Reserved, n.Free, n.OldestLeak}
 	}
 	if diff := cmp.Diff(counts{2, 1, 1, 3, 8, 10 * time.Minute}, of(made())); diff != "" {
@@ -64,36 +65,24 @@ func TestAfterThePass(t *testing.T) {
 	}
 }
 
-// An address is lost when its absence has lasted from the pass before to this one, or is
-// over already; a DEL in flight is none, and nothing counts twice.
-func TestLost(t *testing.T) {
-	s := passes.Store(passes.DataDir, "podnet", "10.1.0.1", "10.1.0.10")
+func TestLostAndStopped(t *testing.T) {
+	a, b := passes.Store(passes.DataDir, "a", "10.1.0.1", "10.1.0.10"), passes.Store(passes.DataDir, "b", "10.2.0.1", "10.2.0.10")
+	p := passes.Of(passes.At(0), []claim.Store{a, b}, passes.Finding(a, "10.1.0.1", verdict.Leaked), passes.Finding(b, "10.2.0.1", verdict.InUse))
+	p.Lost = []*verdict.Finding{&p.Audit.Judgement.Findings[0]}
+	d := digest.Of(p)
+	if d.Networks[0].Lost != 1 || d.Networks[1].Lost != 0 {
+		t.Errorf("%+v", d.Networks)
+	}
 	for _, c := range []struct {
-		name        string
-		before, now time.Duration // the absence began at 0
-		released    bool
-		want        int
-	}{
-		{"seen first now", -time.Minute, 0, false, 0},
-		{"seen first now, and released", -time.Minute, 0, true, 1},
-		{"seen by the pass before", 0, time.Minute, false, 1},
-		{"seen by the pass before, released now", 0, time.Minute, true, 1},
-		{"counted before", time.Minute, 2 * time.Minute, false, 0},
-		{"counted before, released now", time.Minute, 2 * time.Minute, true, 0},
-	} {
-		p := passes.Of(passes.At(c.now), []claim.Store{s}, passes.Finding(s, "10.1.0.1", verdict.Leaked), passes.Finding(s, "10.1.0.2", verdict.InUse))
-		if c.released {
-			passes.Release(p, 0, cause.Cause{})
+		store string
+		want  int
+	}{{a.Dir, 1}, {"", 2}, {"/elsewhere", 0}} {
+		if got := d.Stopped([]line.Stop{{Store: c.store}}); len(got) != c.want || got[d.Networks[0].Name] != (c.want > 0) {
+			t.Errorf("a stop of %q: %v", c.store, got)
 		}
-		d := digest.Of(p, passes.At(c.before))
-		if len(d.Lost) != c.want || d.Networks[0].Lost != c.want {
-			t.Errorf("%s: lost %d (%d), want %d", c.name, len(d.Lost), d.Networks[0].Lost, c.want)
-		}
-		other := passes.At(c.before)
-		other.Boot = "another"
-		if d := digest.Of(p, other); c.before == 0 && len(d.Lost) != 0 {
-			t.Errorf("%s: lost across a boot", c.name)
-		}
+	}
+	if n := d.NameOf(""); n.Network != digest.Every {
+		t.Errorf("%+v", n)
 	}
 }
 
@@ -103,11 +92,11 @@ func TestOldestLeakOfAnotherBoot(t *testing.T) {
 	f := passes.Finding(s, "10.1.0.1", verdict.Leaked)
 	f.Sight.Absent = claim.Instant{}
 	now := passes.At(time.Minute)
-	if got := digest.Of(passes.Of(now, []claim.Store{s}, f), claim.Instant{}).Networks[0].OldestLeak; got != now.Mono {
+	if got := digest.Of(passes.Of(now, []claim.Store{s}, f)).Networks[0].OldestLeak; got != now.Mono {
 		t.Errorf("%s, want %s", got, now.Mono)
 	}
 	f.Verdict = verdict.Suspect
-	if got := digest.Of(passes.Of(now, []claim.Store{s}, f), claim.Instant{}).Networks[0].OldestLeak; got != 0 {
+	if got := digest.Of(passes.Of(now, []claim.Store{s}, f)).Networks[0].OldestLeak; got != 0 {
 		t.Errorf("%s of a suspect", got)
 	}
 }
@@ -142,7 +131,7 @@ func TestLikeTheReport(t *testing.T) {
 			}
 		}
 		p := passes.Of(passes.At(time.Minute), stores, list...)
-		d := digest.Of(p, claim.Instant{})
+		d := digest.Of(p)
 		want := report.Networks(&p.Audit.Case, p.Audit.Judgement, nil)
 		if len(want) != len(d.Networks) || d.Found != len(want) {
 			t.Fatalf("%d networks (%d), want %d", len(d.Networks), d.Found, len(want))
@@ -174,7 +163,7 @@ func TestManyNetworks(t *testing.T) {
 		stores = append(stores, s)
 		list = append(list, passes.Finding(s, "10.1.0.1", verdict.InUse))
 	}
-	d := digest.Of(passes.Of(passes.At(0), stores, list...), claim.Instant{})
+	d := digest.Of(passes.Of(passes.At(0), stores, list...))
 	if len(d.Networks) != digest.MaxNetworks+1 || d.Found != 1000 {
 		t.Fatalf("%d networks of %d", len(d.Networks), d.Found)
 	}
@@ -196,7 +185,7 @@ func TestManyNetworks(t *testing.T) {
 func TestWitnesses(t *testing.T) {
 	s := passes.Store(passes.DataDir, "podnet", "10.1.0.1", "10.1.0.10")
 	p := passes.Of(passes.At(0), []claim.Store{s})
-	for _, w := range digest.Of(p, claim.Instant{}).Witnesses {
+	for _, w := range digest.Of(p).Witnesses {
 		if !w.Up || !w.Required || w.Why != "" {
 			t.Errorf("%+v", w)
 		}
@@ -206,7 +195,7 @@ func TestWitnesses(t *testing.T) {
 	p.Audit.Case.Policy.Required = append(p.Audit.Case.Policy.Required, "kube")
 	p.Audit.Case.Testimonies = append(p.Audit.Case.Testimonies, claim.Testimony{Witness: "ovsdb", State: claim.StateNone})
 	got := map[string]string{}
-	for _, w := range digest.Of(p, claim.Instant{}).Witnesses {
+	for _, w := range digest.Of(p).Witnesses {
 		if w.Up != (w.Why == "") {
 			t.Errorf("%+v", w)
 		}
@@ -217,7 +206,7 @@ func TestWitnesses(t *testing.T) {
 		t.Error(diff)
 	}
 	p.Audit.Case.Policy.CRINone = true
-	for _, w := range digest.Of(p, claim.Instant{}).Witnesses {
+	for _, w := range digest.Of(p).Witnesses {
 		if w.Name == claim.WitnessCRI && w.Required {
 			t.Error("cri is required of a node without a runtime")
 		}
@@ -241,14 +230,14 @@ func TestUnwritable(t *testing.T) {
 	} {
 		p := passes.Of(passes.At(0), nil)
 		c.set(p)
-		if got := digest.Of(p, claim.Instant{}).Unwritable; (got != "") != c.want {
+		if got := digest.Of(p).Unwritable; (got != "") != c.want {
 			t.Errorf("%s: %q", c.name, got)
 		}
 	}
 }
 
 func TestNoLook(t *testing.T) {
-	d := digest.Of(&agent.Pass{Err: errors.New("no")}, claim.Instant{})
+	d := digest.Of(&agent.Pass{Err: errors.New("no")})
 	if d.Seen || len(d.Networks) > 0 || len(d.Witnesses) > 0 {
 		t.Errorf("%+v", d)
 	}

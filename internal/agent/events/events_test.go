@@ -304,7 +304,17 @@ func TestChanges(t *testing.T) {
 				t.Fatalf("%d writes of %s, want %d", n, c.reason, c.want)
 			}
 		}
-		if m := api.of(events.ReasonStopped)[0].Message; m != "Releases are stopped, since one was contradicted: network podnet: 10.1.0.7 is held twice" {
+		everything := func(p *agent.Pass) { p.Stops = []line.Stop{line.All(passes.At(0), "EIO")} }
+		observe(everything)
+		observe(func(p *agent.Pass) { p.Resumed = []line.Ended{{Stop: line.Stop{}, Reason: "a person said so"}} })
+		w, o := api.of(events.ReasonStopped), api.of(events.ReasonResumed)
+		if got := w[len(w)-1].Message; got != "Releases are stopped: every network: EIO" {
+			t.Error(got)
+		}
+		if got := o[len(o)-1].Message; got != "Releases go on: every network: a person said so" {
+			t.Error(got)
+		}
+		if m := api.of(events.ReasonStopped)[0].Message; m != "Releases are stopped: network podnet: 10.1.0.7 is held twice" {
 			t.Error(m)
 		}
 	})
@@ -345,26 +355,29 @@ func TestLostFast(t *testing.T) {
 		want  int
 	}{{time.Minute, 1}, {5 * time.Minute, 0}} {
 		with(t, func(t *testing.T, r *events.Recorder, api *fake) {
+			a := agent.New(agent.Config{Observers: []agent.Observer{r}})
 			var list []verdict.Finding
 			causes := map[string]cause.Cause{}
 			for i := range 7 {
 				now := time.Duration(i) * c.every
+				p := passes.Of(passes.At(now), []claim.Store{podnet}, slices.Clone(list)...)
+				p.Causes = causes
+				a.Tell(t.Context(), p)
+				pass(c.every)
 				// One more in each pass: Suspect at first, its cause known later.
 				f := passes.Finding(podnet, fmt.Sprintf("10.1.0.%d", i+1), verdict.Suspect)
 				f.Sight.Absent = passes.At(now)
 				f.Pod = web()
 				list = append(list, f)
-				p := passes.Of(passes.At(now), []claim.Store{podnet}, slices.Clone(list)...)
-				p.Causes = causes
-				r.Observe(t.Context(), p)
-				pass(c.every)
-				causes[f.Resource.Path] = cause.Cause{Kind: cause.AddFailed, Plugin: "portmap", Pod: web()}
+				if i > 0 {
+					causes[list[i-1].Resource.Path] = cause.Cause{Kind: cause.AddFailed, Plugin: "portmap", Pod: web()}
+				}
 			}
 			w := api.of(events.ReasonLostFast)
 			if len(w) != c.want {
 				t.Fatalf("every %s: %d writes, want %d", c.every, len(w), c.want)
 			}
-			if c.want > 0 && w[0].Message != `Addresses are being lost fast: network podnet: 5 in 10m, 5 of Pod default/web-0, 5 failed in plugin "portmap"` {
+			if c.want > 0 && w[0].Message != `Addresses are being lost fast: network podnet: 5 in 10m, 5 of Pod default/web-0, 4 failed in plugin "portmap"` {
 				t.Error(w[0].Message)
 			}
 		})

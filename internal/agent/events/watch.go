@@ -29,20 +29,14 @@ const (
 	ReasonPodLeaks   = "SandboxesLeakAddresses"
 )
 
-const (
-	// Addresses are lost fast when lossMany of a network are lost within lossTime.
-	lossTime = 10 * time.Minute
-	lossMany = 5
-	// maxLosses is how many losses are remembered one by one.
-	maxLosses = 512
-)
+// maxLosses is how many losses are remembered one by one.
+const maxLosses = 512
 
 // The shares of a range in use, in percent, that are told of when they are reached.
 func levels() []uint64 { return []uint64{85, 95, 100} }
 
 // watch is what the pass before was like, to tell of changes once.
 type watch struct {
-	at         claim.Instant
 	stops      map[string]bool // by store
 	level      map[digest.Name]int
 	losses     []loss
@@ -50,13 +44,12 @@ type watch struct {
 	unwritable string
 }
 
-// loss is one address that was lost within lossTime.
+// loss is one address that was lost within agent.LossTime.
 type loss struct {
-	at      claim.Instant
-	network digest.Name
-	path    string
-	pod     claim.Pod
-	plugin  string
+	at          claim.Instant
+	store, path string
+	pod         claim.Pod
+	plugin      string
 }
 
 func newWatch() watch { return watch{stops: map[string]bool{}, level: map[digest.Name]int{}} }
@@ -65,7 +58,7 @@ func newWatch() watch { return watch{stops: map[string]bool{}, level: map[digest
 func (r *Recorder) Observe(_ context.Context, p *agent.Pass) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d := digest.Of(p, r.watch.at)
+	d := digest.Of(p)
 	now := time.Now()
 	node := Object{Kind: "Node", Name: r.opt.Node, UID: r.opt.Node} // as the kubelet does
 	add := func(reason string, warning bool, head, subject, detail string) {
@@ -86,7 +79,7 @@ func (r *Recorder) Observe(_ context.Context, p *agent.Pass) {
 	case d.Vantage == "" && before != "":
 		add(ReasonSees, false, "Holdfast sees the whole node again", "", "")
 	}
-	r.watch.vantage, r.watch.at = d.Vantage, d.At
+	r.watch.vantage = d.Vantage
 	r.ranges(d, add)
 	r.lost(p, d, add)
 }
@@ -198,16 +191,28 @@ func (r *Recorder) stops(p *agent.Pass, d *digest.Digest, add tell) {
 	for _, s := range slices.Concat(p.Stopped, p.Stops) {
 		stopped := slices.ContainsFunc(p.Stopped, func(o line.Stop) bool { return o.Store == s.Store })
 		if !now[s.Store] && (stopped || !r.watch.stops[s.Store]) {
-			add(ReasonStopped, true, "Releases are stopped, since one was contradicted", networkOf(d.NameOf(s.Store)), s.Why)
+			add(ReasonStopped, true, "Releases are stopped", where(d, s.Store), s.Why)
 		}
 		now[s.Store] = true
 	}
 	for store := range r.watch.stops {
-		if !now[store] {
-			add(ReasonResumed, false, "Releases go on", "", networkOf(d.NameOf(store)))
+		if now[store] {
+			continue
 		}
+		why := "nobody says why"
+		if i := slices.IndexFunc(p.Resumed, func(e line.Ended) bool { return e.Store == store }); i >= 0 {
+			why = p.Resumed[i].Reason
+		}
+		add(ReasonResumed, false, "Releases go on", where(d, store), why)
 	}
 	r.watch.stops = now
+}
+
+func where(d *digest.Digest, store string) string {
+	if store == "" {
+		return "every network"
+	}
+	return networkOf(d.NameOf(store))
 }
 
 // ranges tells of a range that reaches another level, once for each.
@@ -244,16 +249,15 @@ func (r *Recorder) ranges(d *digest.Digest, add tell) {
 
 // lost tells when addresses are lost fast, with the Pod and the plugin that lose most.
 func (r *Recorder) lost(p *agent.Pass, d *digest.Digest, add tell) {
-	w := &r.watch
+	w, now := &r.watch, p.Audit.Case.Now
 	w.losses = slices.DeleteFunc(w.losses, func(l loss) bool {
-		age, ok := d.At.Since(l.at)
-		return !ok || age > lossTime
+		age, ok := now.Since(l.at)
+		return !ok || age > agent.LossTime
 	})
-	lost := map[digest.Name]bool{}
-	for _, f := range d.Lost {
-		name := d.NameOf(f.Resource.Store)
-		lost[name] = true
-		w.losses = append(w.losses, loss{at: d.At, network: name, path: strings.Clone(f.Resource.Path), pod: f.Pod})
+	for _, f := range p.Lost {
+		if !f.BootProven {
+			w.losses = append(w.losses, loss{at: now, store: f.Resource.Store, path: f.Resource.Path, pod: f.Pod})
+		}
 	}
 	if n := len(w.losses) - maxLosses; n > 0 {
 		w.losses = slices.Delete(w.losses, 0, n)
@@ -268,10 +272,13 @@ func (r *Recorder) lost(p *agent.Pass, d *digest.Digest, add tell) {
 			}
 		}
 	}
-	for name := range lost {
+	for _, store := range p.Fast {
+		if !slices.ContainsFunc(p.Lost, func(f *verdict.Finding) bool { return f.Resource.Store == store }) {
+			continue // nothing new
+		}
 		n, pods, plugins := 0, map[string]int{}, map[string]int{}
 		for _, l := range w.losses {
-			if l.network != name {
+			if l.store != store {
 				continue
 			}
 			n++
@@ -282,16 +289,13 @@ func (r *Recorder) lost(p *agent.Pass, d *digest.Digest, add tell) {
 				plugins[digest.Text(l.plugin)]++
 			}
 		}
-		if n < lossMany {
-			continue
-		}
-		text := fmt.Sprintf("%d in %s", n, strings.TrimSuffix(lossTime.String(), "0s"))
+		text := fmt.Sprintf("%d in %s", n, strings.TrimSuffix(agent.LossTime.String(), "0s"))
 		if most := sorted(pods, strings.Compare); len(most) > 0 {
 			text += fmt.Sprintf(", %d of Pod %s", pods[most[0]], most[0])
 		}
 		if most := sorted(plugins, strings.Compare); len(most) > 0 {
 			text += fmt.Sprintf(", %d failed in plugin %q", plugins[most[0]], most[0])
 		}
-		add(ReasonLostFast, true, "Addresses are being lost fast", networkOf(name), text)
+		add(ReasonLostFast, true, "Addresses are being lost fast", networkOf(d.NameOf(store)), text)
 	}
 }

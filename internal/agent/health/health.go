@@ -64,7 +64,7 @@ func (h *Health) Observe(_ context.Context, p *agent.Pass) {
 		h.err = digest.Text(p.Err.Error())
 	}
 	h.busy = maps.Clone(p.Busy)
-	d := digest.Of(p, claim.Instant{})
+	d := digest.Of(p)
 	if !d.Seen {
 		return
 	}

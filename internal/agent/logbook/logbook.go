@@ -46,7 +46,7 @@ func New(log *slog.Logger) *Logbook {
 
 // Observe writes what is new in a pass.
 func (l *Logbook) Observe(ctx context.Context, p *agent.Pass) {
-	d := digest.Of(p, claim.Instant{})
+	d := digest.Of(p)
 	l.sees(ctx, d)
 	for _, res := range p.Results {
 		for i := range res.Released {

@@ -66,7 +66,11 @@ func (l *Logbook) stopped(ctx context.Context, p *agent.Pass, d *digest.Digest) 
 	}
 	for _, store := range slices.Sorted(maps.Keys(l.stops)) {
 		if !now[store] {
-			l.log.LogAttrs(ctx, slog.LevelInfo, "releases go on", network(d.NameOf(store)), text("store", store))
+			why := "nobody says why"
+			if i := slices.IndexFunc(p.Resumed, func(e line.Ended) bool { return e.Store == store }); i >= 0 {
+				why = p.Resumed[i].Reason
+			}
+			l.log.LogAttrs(ctx, slog.LevelInfo, "releases go on", network(d.NameOf(store)), text("store", store), text("why", why))
 		}
 	}
 	l.stops = now

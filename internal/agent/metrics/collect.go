@@ -32,7 +32,7 @@ func newDescs() descs {
 		reserved:  byNetwork("holdfast_ipam_reserved_addresses", "Reservations on this node, those outside of the configured ranges too."),
 		addresses: byNetwork("holdfast_ipam_addresses", "Addresses by verdict, when the last sweep had ended. missing are alive without a reservation.", "verdict"),
 		oldest:    byNetwork("holdfast_ipam_oldest_leak_age_seconds", "How long ago the oldest leaked or orphaned address was first found absent, by CLOCK_MONOTONIC; 0 when there is none."),
-		lost:      byNetwork("holdfast_ipam_lost_addresses_total", "Addresses whose owner went without a DEL, counted when the loss has lasted for two sweeps. Its rate is the loss rate."),
+		lost:      byNetwork("holdfast_ipam_lost_addresses_total", "Addresses whose owner went without a DEL, counted when they have been absent for half a minute. Its rate is the loss rate."),
 		stopped:   byNetwork("holdfast_ipam_line_stopped", "1 while the releases of a network are stopped, since something contradicted one."),
 		busy:      byNetwork("holdfast_ipam_reaper_busy", "1 while another process is the reaper of the network's directory."),
 		withheld:  byNetwork("holdfast_ipam_withheld_addresses", "Addresses that could go and were withheld from the last sweep: by the cap, another reaper, a stopped line, a read-only file system."),

@@ -43,10 +43,8 @@ type Metrics struct {
 	results   *prometheus.CounterVec
 	settled   *prometheus.CounterVec
 
-	mu sync.Mutex
-	// seen is the last pass that looked; prior is when that was.
-	seen     *digest.Digest
-	prior    claim.Instant
+	mu       sync.Mutex
+	seen     *digest.Digest // of the last pass that looked
 	done     map[digest.Name]*done
 	stopped  map[digest.Name]bool
 	busy     map[digest.Name]bool
@@ -149,7 +147,7 @@ func known(word string, words []string) string {
 func (m *Metrics) Observe(_ context.Context, p *agent.Pass) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := digest.Of(p, m.prior)
+	d := digest.Of(p)
 	m.writable = d.Unwritable == ""
 
 	trigger := known(string(p.Trigger), triggers())
@@ -170,10 +168,7 @@ func (m *Metrics) Observe(_ context.Context, p *agent.Pass) {
 		// The line may be stopped, or go on, without a look.
 		d = m.seen
 	}
-	m.stopped, m.busy = map[digest.Name]bool{}, map[digest.Name]bool{}
-	for _, s := range p.Stops {
-		m.stopped[d.NameOf(s.Store)] = true
-	}
+	m.stopped, m.busy = d.Stopped(p.Stops), map[digest.Name]bool{}
 	for store := range p.Busy {
 		m.busy[d.NameOf(store)] = true
 	}
@@ -200,8 +195,7 @@ func result(p *agent.Pass, d *digest.Digest) string {
 
 // look takes what a look has shown, and forgets the networks that are gone.
 func (m *Metrics) look(p *agent.Pass, d *digest.Digest) {
-	d.Lost = nil // what is kept of the pass must not hold its findings
-	m.seen, m.prior = d, d.At
+	m.seen = d
 	for _, w := range d.Witnesses {
 		m.witnesses.WithLabelValues(w.Name).Observe(w.Took.Seconds())
 	}
