@@ -20,7 +20,7 @@ REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,n
 FUZZTIME ?= 1m
 SOAK ?= 10m
 INTERLEAVED ?= 100000
-BENCH ?= node,shell,large,locks,ipam,heal
+BENCH ?= node,shell,large,locks,ipam,heal,agent
 
 CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
 TESTSUM = $(GO) run ./hack/testsum
@@ -80,7 +80,7 @@ demo: ## loses three DELs in a private namespace and gets the addresses back; ne
 	@$(GO) run ./hack/demo
 
 .PHONY: bench
-bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks,ipam,heal selects
+bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks,ipam,heal,agent selects
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o bin/floor ./bench/floor
 	$(GO) run ./bench -commit '$(COMMIT)' -parts '$(BENCH)'
 

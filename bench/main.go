@@ -77,7 +77,7 @@ func parse(args []string) (settings, error) {
 	fs.StringVar(&s.ipam, "ipam", "bin/holdfast-ipam", "the holdfast-ipam `binary` to measure")
 	fs.StringVar(&s.commit, "commit", "unknown", "what the binary was built from")
 	fs.IntVar(&s.rounds, "rounds", 11, "how often each program is run")
-	fs.StringVar(&parts, "parts", "node,shell,large,locks,ipam,heal", "what to measure: node, shell, large, locks, ipam, heal")
+	fs.StringVar(&parts, "parts", "node,shell,large,locks,ipam,heal,agent", "what to measure: node, shell, large, locks, ipam, heal, agent")
 	fs.IntVar(&s.limits.reservations, "reservations", 10_000, "reservations of the node")
 	fs.IntVar(&s.limits.live, "netns", 250, "live namespaces of the node")
 	fs.IntVar(&s.limits.manyReservs, "large-reservations", 65_536, "reservations of the large node")
@@ -93,7 +93,7 @@ func parse(args []string) (settings, error) {
 	}
 	s.parts = strings.Split(parts, ",")
 	for _, p := range s.parts {
-		if !slices.Contains([]string{"node", "shell", "large", "locks", "ipam", "heal"}, p) {
+		if !slices.Contains([]string{"node", "shell", "large", "locks", "ipam", "heal", "agent"}, p) {
 			return s, fmt.Errorf("unknown part %q", p)
 		}
 	}
@@ -128,6 +128,11 @@ func bench(ctx context.Context, s settings, out io.Writer) error {
 	}
 	if slices.Contains(s.parts, "heal") {
 		if err := healPart(ctx, s, out); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(s.parts, "agent") {
+		if err := agentPart(ctx, s, out); err != nil {
 			return err
 		}
 	}
