@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/google/go-cmp/cmp"
@@ -106,7 +107,13 @@ func testColours(t *testing.T, b *browser) {
 			t.Errorf("%s: %d colours, %d letters for %d verdicts", scheme, n, len(distinct(letters)), len(verdict.All())+1)
 		}
 	}
-	b.scheme("light")
+	// On paper: colours stay, what is for clicking does not.
+	b.run(command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"}))
+	b.shot("print")
+	if eval[bool](b, `document.querySelector('#search').offsetParent !== null || document.querySelector('.cell.Leaked').offsetParent === null`) {
+		t.Error("the printed page has the search and no map")
+	}
+	b.run(command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{}))
 	b.healthy(p.origin)
 }
 
