@@ -83,6 +83,13 @@ func (c criWitness) Ask(ctx context.Context, detail bool) []claim.Testimony {
 	return []claim.Testimony{c.w.Ask(ctx, detail)}
 }
 
+type kubeWitness struct{ w *kube.Witness }
+
+func (k kubeWitness) Name() string { return k.w.Name() }
+func (k kubeWitness) Ask(ctx context.Context, _ bool) []claim.Testimony {
+	return []claim.Testimony{k.w.Ask(ctx)}
+}
+
 type bootWitness struct{ n *node }
 
 func (b bootWitness) Name() string { return claim.WitnessBoot }
@@ -107,13 +114,6 @@ func (b bootWitness) Ask(context.Context, bool) []claim.Testimony {
 	}
 	t.State, t.Boot = claim.StateComplete, &facts
 	return []claim.Testimony{t}
-}
-
-type kubeWitness struct{ w *kube.Witness }
-
-func (k kubeWitness) Name() string { return k.w.Name() }
-func (k kubeWitness) Ask(ctx context.Context, _ bool) []claim.Testimony {
-	return []claim.Testimony{k.w.Ask(ctx)}
 }
 
 // eventSink writes the agent's Events.

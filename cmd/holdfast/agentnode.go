@@ -46,10 +46,7 @@ func optionsOf(c *config.Config) *options {
 		criEndpoints: c.CRIEndpoints, witnesses: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI},
 		grace: c.Grace, orphanGrace: c.OrphanGrace, timeout: c.WitnessTimeout, orphans: c.Orphans, foreign: c.Foreign,
 		networks: c.Networks, exclude: c.Exclude, stateDir: c.Paths.StateDir, runDir: c.Paths.RunDir, proc: c.Paths.Proc,
-		maxReleases: c.MaxReleases, noDel: !c.SideResources, stays: true,
-	}
-	if o.grace == 0 {
-		o.grace = safeGrace
+		maxReleases: c.MaxReleases, noDel: !c.SideResources, stays: true, kubeletConfig: c.Paths.KubeletConfig,
 	}
 	return o
 }

@@ -105,7 +105,8 @@ func examine(ctx context.Context, o *options) (*examination, error) {
 	x.rooms = []room{
 		{"vantage", x.vantage(ctx)},
 		{"capabilities", x.capabilities()},
-		{"witnesses", x.witnesses()},
+		{"witnesses", x.witnesses(ctx)},
+		{"grace", x.grace()},
 		{"runtime sockets", x.sockets(ctx)},
 		{"stores", x.stores()},
 		{"locks", x.locks(ctx)},
@@ -298,23 +299,29 @@ func (x *examination) capabilities() []finding {
 }
 
 // witnesses tells who answered, as the judge counts it.
-func (x *examination) witnesses() []finding {
+func (x *examination) witnesses(ctx context.Context) []finding {
 	fixes := map[string]string{
 		claim.WitnessKernel:  "see vantage and capabilities; run as root in the node's PID namespace",
 		claim.WitnessProcess: "see vantage and capabilities; run as root in the node's PID namespace",
 		claim.WitnessCRI:     "see the runtime sockets; name the runtime's with --cri-endpoint, or say --cri-endpoint none if this node has no CRI runtime",
+		claim.WitnessKube:    "what is needed is a Node object of this machine and, for our account, get of nodes and list of pods; --kubeconfig and --node-name say whom to ask and for whom",
 		claim.WitnessBoot:    "make the boot ID readable through PID 1's /proc, or name the node's procfs with --proc",
 	}
 	if x.closed != nil {
 		fixes[claim.WitnessCRI] = "see the state directory below: it says which runtimes must answer"
 	}
 	var out []finding
-	for _, w := range report.Witnesses(&x.au.Case, x.au.Judgement) {
+	c := x.au.Case
+	if x.n.kube != nil && !slices.ContainsFunc(c.Testimonies, func(t claim.Testimony) bool { return t.Witness == claim.WitnessKube }) {
+		// Nothing was dead, so that it was not needed.
+		c.Testimonies = append(slices.Clone(c.Testimonies), x.n.kube.Ask(ctx))
+	}
+	for _, w := range report.Witnesses(&c, x.au.Judgement) {
 		f := finding{blocks: w.Required, Check: api.Check{
 			Name: w.Name, OK: w.State == string(claim.StateComplete) || !w.Required, Detail: w.State, Fix: fixes[w.Name],
 		}}
 		// Without these three nothing is released, but for cri where there is none.
-		leftOut := !slices.Contains(x.n.policy.Required, w.Name) && w.Name != claim.WitnessBoot && !(w.Name == claim.WitnessCRI && x.n.policy.CRINone)
+		leftOut := !slices.Contains(x.n.policy.Required, w.Name) && w.Name != claim.WitnessBoot && w.Name != claim.WitnessKube && !(w.Name == claim.WitnessCRI && x.n.policy.CRINone)
 		switch {
 		case leftOut:
 			f.OK, f.blocks = false, true
@@ -330,6 +337,17 @@ func (x *examination) witnesses() []finding {
 		out = append(out, f)
 	}
 	return out
+}
+
+// grace tells by whom it is set.
+func (x *examination) grace() []finding {
+	f := finding{Check: api.Check{Name: "least time between two sightings", OK: true, Detail: x.n.policy.Grace.String() + ", as --grace says"}}
+	if k := x.n.kubelet; k.From != "" {
+		f.Detail = fmt.Sprintf("%s, for a runtimeRequestTimeout of %s (%s)", x.n.policy.Grace, k.Timeout, k.From)
+	} else if x.n.policy.Grace < safeGrace {
+		f.OK, f.Fix = false, "leave --grace away: an ADD in flight may take longer"
+	}
+	return []finding{f}
 }
 
 // notThere is the detail of a place with nothing in it; the text counts these.

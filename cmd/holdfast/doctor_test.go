@@ -141,7 +141,7 @@ func (d *desk) doctor(t *testing.T, more ...string) *api.Doctor {
 			}
 		}
 	}
-	want := []string{"vantage", "capabilities", "witnesses", "runtime sockets", "stores", "locks", "state", "configuration", "allocator", "versions", "boots"}
+	want := []string{"vantage", "capabilities", "witnesses", "grace", "runtime sockets", "stores", "locks", "state", "configuration", "allocator", "versions", "boots"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("sections: -want +got\n%s", diff)
 	}

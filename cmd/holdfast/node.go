@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -23,6 +24,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
 	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/sys/kube"
+	"github.com/holdfast-cni/holdfast/internal/sys/kubelet"
 	"github.com/holdfast-cni/holdfast/internal/sys/links"
 	"github.com/holdfast-cni/holdfast/internal/sys/proc"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
@@ -38,6 +40,10 @@ type node struct {
 	journal *journal.Journal
 	cri     *cri.Witness
 	proc    *proc.Witness
+	// kube is the API server's witness; nil where it is not asked.
+	kube *kube.Witness
+	// kubelet is by whose time-out the grace is set, unless a person set it.
+	kubelet kubelet.Answer
 	holds   *holdBook
 	// quarantine lies below the state directory.
 	quarantine *hostlocal.Quarantine
@@ -96,6 +102,9 @@ const (
 // openNode wires drivers and engine. With releases it fails unless journal, quarantine
 // and sightings can be written and no other reaper uses the state directory (I3, I9).
 func openNode(o *options, want access) (n *node, err error) {
+	if err := o.dialKube(); err != nil {
+		return nil, err
+	}
 	policy, err := o.policy()
 	if err != nil {
 		return nil, err
@@ -124,6 +133,7 @@ func openNode(o *options, want access) (n *node, err error) {
 	if err := n.openState(want); err != nil {
 		return n, withheldError{err}
 	}
+	n.setGrace()
 	n.holds = &holdBook{state: n.state, unread: n.unwritable, now: n.clock.Now}
 	known, knownErr := n.knownRuntimes()
 	n.cri, err = cri.New(cri.Config{Endpoints: o.criEndpoints, WellKnown: cri.DefaultEndpoints(), Known: known, Clock: n.clock.Now, Timeout: o.timeout})
@@ -165,9 +175,42 @@ func openNode(o *options, want access) (n *node, err error) {
 		Rand:    rand.Reader,
 	}
 	if k := o.kube; k != nil {
-		n.engine.Late = []sweep.Witness{kubeWitness{kube.New(kube.Config{Client: k.client, Node: k.node, Clock: now, Timeout: o.timeout})}}
+		n.kube = kube.New(kube.Config{Client: k.client, Node: k.node, Clock: now, Timeout: o.timeout})
+		n.engine.Late = []sweep.Witness{kubeWitness{n.kube}}
 	}
 	return n, nil
+}
+
+// setGrace sets the grace by this node's kubelet, unless a person has set it.
+func (n *node) setGrace() {
+	if n.o.grace > 0 {
+		return
+	}
+	var err error
+	// The usual place, as PID 1 sees it.
+	n.kubelet, err = kubelet.Find(n.o.proc, filepath.Join(n.o.proc, "1/root", cmp.Or(n.o.kubeletConfig, "/var/lib/kubelet/config.yaml")))
+	n.policy.Grace = max(n.policy.Grace, kubelet.Grace(n.kubelet.Timeout))
+	if err != nil && os.Geteuid() == 0 {
+		n.warnings = append(n.warnings, fmt.Sprintf("the grace of %s may be too short, since it cannot be known how long the kubelet waits for its runtime: %v", n.policy.Grace, err))
+	}
+}
+
+// dialKube makes of --kubeconfig whom to ask. It does not connect yet.
+func (o *options) dialKube() error {
+	if o.kubeconfig == "" || o.kube != nil {
+		return nil
+	}
+	cfg, err := kube.Load(o.kubeconfig)
+	if err != nil {
+		return usageError{fmt.Errorf("--kubeconfig %s: %w", o.kubeconfig, err)}
+	}
+	c, err := kube.NewClient(cfg, "holdfast/"+version)
+	if err != nil {
+		return usageError{fmt.Errorf("--kubeconfig %s: %w", o.kubeconfig, err)}
+	}
+	// The kubelet takes the host name in small letters.
+	o.kube = &kubeOptions{c, cmp.Or(o.nodeName, os.Getenv("NODE_NAME"), strings.ToLower(nodeName())), true}
+	return nil
 }
 
 // openState opens the state directory and the journal as far as the command needs.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -28,8 +29,11 @@ type options struct {
 	witnesses                              []string
 	grace, orphanGrace, timeout            time.Duration
 	orphans, foreign                       bool
-	networks, exclude                      []string
-	stateDir, runDir, proc                 string
+	// kubeconfig and nodeName say whom to ask about which node; openNode makes kube of them.
+	kubeconfig, nodeName   string
+	kubeletConfig          string // "": the usual place
+	networks, exclude      []string
+	stateDir, runDir, proc string
 
 	maxReleases         int
 	forceOverCap, noDel bool
@@ -64,11 +68,13 @@ func (o *options) addNode(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&o.binDirs, "cni-bin-dir", nil, "`directory` of CNI plugins; repeatable (default /opt/cni/bin and others)")
 	fs.StringArrayVar(&o.criEndpoints, "cri-endpoint", nil, "CRI socket of a container runtime; repeatable; \"none\" says that there is no CRI runtime (default: every socket found)")
 	fs.StringSliceVar(&o.witnesses, "witness", []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, "`witnesses` that must speak; leaving one out makes a report and no release (cri: see --cri-endpoint none)")
-	fs.DurationVar(&o.grace, "grace", safeGrace, "least time between the two sightings")
+	fs.DurationVar(&o.grace, "grace", 0, "least time between the two sightings (default, and for 0: 5m, or if this node's kubelet has a runtimeRequestTimeout of more than 2m, twice that and 1m)")
 	fs.DurationVar(&o.orphanGrace, "orphan-grace", time.Hour, "least time for what is less certain: unused namespaces, malformed and foreign files, sandboxes that stay NotReady")
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long each witness may take")
 	fs.BoolVar(&o.orphans, "orphans", false, "count addresses in namespaces that no process uses as releasable even where no runtime vouches for their names")
 	fs.BoolVar(&o.foreign, "foreign", false, "count reservations whose owner is no container ID as releasable, judged by address")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with which the API server is asked for the Pods of this node; then it must answer (default: it is not asked)")
+	fs.StringVar(&o.nodeName, "node-name", "", "the node's `name` in Kubernetes, for --kubeconfig (default: the environment's NODE_NAME, else the host name)")
 	fs.StringSliceVar(&o.networks, "network", nil, "only these `networks`")
 	fs.StringSliceVar(&o.exclude, "exclude", nil, "addresses or `prefixes` to leave alone")
 }
@@ -93,7 +99,7 @@ func (o *options) checkGlobal() error {
 
 // policy checks the flags and makes the judge's policy of them, without the holds.
 func (o *options) policy() (verdict.Policy, error) {
-	p := verdict.Policy{Grace: o.grace, OrphanGrace: o.orphanGrace, Orphans: o.orphans, Foreign: o.foreign, Adopt: o.adopt}
+	p := verdict.Policy{Grace: cmp.Or(o.grace, safeGrace), OrphanGrace: o.orphanGrace, Orphans: o.orphans, Foreign: o.foreign, Adopt: o.adopt}
 	for _, d := range []struct {
 		flag  string
 		paths []string
@@ -133,6 +139,9 @@ func (o *options) policy() (verdict.Policy, error) {
 	if o.kube != nil && o.kube.required {
 		p.Required = append(p.Required, claim.WitnessKube)
 	}
+	if o.nodeName != "" && o.kubeconfig == "" {
+		return p, usagef("--node-name %q: is for --kubeconfig, which is not given", o.nodeName)
+	}
 	p.CRINone = slices.Contains(o.criEndpoints, "none")
 	if p.CRINone && len(o.criEndpoints) > 1 {
 		return p, usagef("--cri-endpoint none: cannot be given beside another endpoint")
@@ -162,7 +171,7 @@ func (o *options) policy() (verdict.Policy, error) {
 // warnings are flags that work and are dangerous.
 func (o *options) warnings() []string {
 	var out []string
-	if o.grace < safeGrace {
+	if o.grace > 0 && o.grace < safeGrace {
 		out = append(out, fmt.Sprintf("--grace %s is shorter than the safe %s: an ADD in flight may take longer", o.grace, safeGrace))
 	}
 	if o.orphanGrace < o.grace {

@@ -99,6 +99,8 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"shim":            (*world).shim,
 		"runtime":         (*world).runtime,
 		"sandbox":         (*world).sandbox,
+		"api-server":      (*world).apiServer,
+		"api-asked":       (*world).apiAsked,
 		"forget":          (*world).forget,
 		"hold-lock":       (*world).holdLock,
 		"free-lock":       (*world).freeLock,

@@ -41,6 +41,7 @@ type world struct {
 	asking bool
 	named  bool // whether --network is given
 
+	api       *apiServer
 	server    *critest.Server
 	endpoint  string
 	sandboxes map[string]critest.Sandbox
@@ -184,6 +185,9 @@ func (w *world) flags(verb string) []string {
 	f = append(f, "--data-dir", filepath.Join(w.dir, "data"), "--cni-conf-dir", filepath.Join(w.dir, "conf"),
 		"--cni-cache-dir", filepath.Join(w.dir, "cache"), "--cni-bin-dir", filepath.Join(w.dir, "bin"),
 		"--cri-endpoint", w.endpoint, "--grace", "300ms", "--orphan-grace", "600ms", "--timeout", "30s")
+	if w.api != nil {
+		f = append(f, "--kubeconfig", w.api.kubeconfig, "--node-name", "n1")
+	}
 	for _, n := range w.nets {
 		if w.named {
 			f = append(f, "--network", n)
@@ -622,7 +626,7 @@ func (w *world) script() {
 func (w *world) sandbox(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 4, 7, "sandbox OWNER ready|notready NAMESPACE/NAME UID [key=value ...]")
 	ns, name, _ := strings.Cut(args[2], "/")
-	s := critest.Sandbox{ID: w.id(args[0]), Namespace: ns, Name: name, UID: args[3], NotReady: args[1] == "notready", Created: int64(len(w.sandboxes) + 1)}
+	s := critest.Sandbox{ID: w.id(args[0]), Namespace: ns, Name: name, UID: args[3], NotReady: args[1] == "notready", Created: int64(len(w.sandboxes) + 1), Source: "api"}
 	for _, a := range args[4:] {
 		k, v, _ := strings.Cut(a, "=")
 		switch k {
@@ -630,6 +634,8 @@ func (w *world) sandbox(ts *testscript.TestScript, args []string) {
 			s.IPs = append(s.IPs, v)
 		case "netns":
 			s.Netns = v
+		case "source":
+			s.Source = v
 		default:
 			ts.Fatalf("unknown key %q", k)
 		}

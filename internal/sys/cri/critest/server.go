@@ -55,6 +55,8 @@ type Sandbox struct {
 	Netns                string
 	HostNetwork          bool
 	IPs                  []string
+	// Source is where its kubelet has the Pod from: "api", "file", "http".
+	Source string
 }
 
 // Server is a scripted runtime. Safe for concurrent use.
@@ -214,6 +216,7 @@ func (v *service) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequ
 	for _, sb := range sandboxes {
 		r.Items = append(r.Items, &runtimeapi.PodSandbox{
 			Id: sb.ID, Metadata: sb.metadata(), State: sb.state(), CreatedAt: sb.Created,
+			Annotations: map[string]string{"kubernetes.io/config.source": sb.Source},
 		})
 	}
 	switch mode {
