@@ -216,6 +216,7 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 func (w *World) judge(r *run) {
 	r.judged, r.unasked, r.unjudged = true, w.witnesses(), r.unheard
 	r.early, r.proven = map[string]string{}, map[string]bool{}
+	r.doubles = w.toldDoubles(r)
 	for p, f := range w.ledger.files {
 		if s := w.seen[f.mark]; s != nil {
 			r.proven[p] = w.bootProven(s) || w.stampedBefore(f)
@@ -240,7 +241,7 @@ func (w *World) early(r *run, f *file) string {
 	switch d := w.mono - since; {
 	case alive:
 		return "it was said to be alive"
-	case w.bootProven(s) || w.stampedBefore(f) || w.stampProves(r, f, slow):
+	case w.bootProven(s) || w.stampedBefore(f) || w.stampProves(r, f, slow) || ok && d >= pressureGrace && w.presses(r) && !slow:
 		return ""
 	case !ok:
 		return "nobody has seen it absent in this boot"
@@ -260,6 +261,9 @@ func (w *World) checkGates(r *run, f *file) {
 	if !r.judged {
 		w.violate("G3", "%s was released before anything was judged", f.path)
 		return
+	}
+	if dir := filepath.Dir(f.path); r.doubles[dir] != "" && w.presses(r) {
+		w.violate("line", "%s was released, though two namespaces hold %s of its network", f.path, r.doubles[dir])
 	}
 	if r.unjudged != 0 {
 		w.violate("G1", "%s was released, and witnesses %04b had not testified since the listing when it was judged", f.path, r.unjudged)

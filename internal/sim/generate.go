@@ -49,6 +49,7 @@ func Generate(seed uint64, steps int, subject Subject) Result {
 func generate(seed uint64, steps int, subject Subject) (*World, Result) {
 	r := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))
 	cfg := randomConfig(r)
+	cfg.Agent = seed%4 == 3
 	w := newWorld(cfg, subject)
 	w.stats.Pairs = map[[2]string]int{}
 	s := Script{{Name: "config", Text: cfg.text()}}
@@ -134,6 +135,24 @@ var stories = [...]string{
 	"add S 0 0\n leak T\n die T 0 30\n del 0\n die T 0 34\n del 0\n die T 0 38\n del 0\n die T 0 42\n del 0",
 }
 
+// agentStories are about what only the agent does, in a range that runs low.
+var agentStories = [...]string{
+	// An ADD that nobody sees, longer than the pressure grace: with a namespace, first or
+	// again, whose address no link shows, that fails, and that ends.
+	"begin S 0 8\n gc\n wait 2\n gc\n finish S",
+	"begin S 2 16\n begin T 2 8\n gc\n wait 2\n wait 2\n gc\n finish T",
+	"gc\n begin S 2 4\n gc\n wait 3\n gc\n finish S",
+	"begin S 1 5\n gc\n wait 2\n abort S\n gc\n rmnetns S\n wait 2\n gc",
+	"add S 2 0\n leak S\n begin T 2 8\n gc\n wait 2\n gc\n finish T\n gc",
+	"add S 0 0\n leak S\n gc\n wait 2\n gc",
+	"begin S 3 8\n gc\n wait 2\n finish S\n gc\n rt 1 1\n gc\n speak",
+	"add S 0 0\n leak S\n gc\n wait 2\n @ask:5 reuse S 2 8\n gc\n gc",
+	// Two have one address, and others of that network leak.
+	"add S 0 0\n wipe 0\n add T 0 0\n gc\n wait 4\n gc",
+	// The dead one's ID lives again, and its new reservation is lost.
+	"add S 0 0\n leak S\n gc\n wait 4\n gc\n reuse S 0 8\n finish S\n gc\n wipe 0\n gc",
+}
+
 // next picks an operation that would do something; one in seven happens in the middle of
 // the next command.
 func (g *generator) next() Op {
@@ -143,7 +162,11 @@ func (g *generator) next() Op {
 		g.story = g.story[1:]
 		return o
 	case len(g.story) == 0 && g.r.IntN(24) == 0:
-		g.story = g.tell(stories[g.r.IntN(len(stories))])
+		list := stories[:]
+		if g.w.cfg.Agent {
+			list = slices.Concat(agentStories[:], list)
+		}
+		g.story = g.tell(list[g.r.IntN(len(list))])
 	}
 	for range 8 {
 		d := g.pick()

@@ -100,7 +100,7 @@ func (w *World) turnAfterHealing(c *container, n *network, p *plugin, net int) e
 // promised are the reservations that healing must release: stamped, old enough, of a
 // container of which nothing is left that any witness could be in doubt about.
 func (w *World) promised(c *container, n *network, dir string) []*file {
-	if dir != n.dir() {
+	if dir != n.dir() || w.mayBeStopped() {
 		return nil
 	}
 	proc := w.disk.Process()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/plan"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
@@ -81,6 +82,7 @@ type process struct {
 	saved   []byte // the document of the look, if it was saved
 	// heals is the request of a heal.
 	heals *Command
+	stops []line.Stop
 	// unknown: which runtimes must be asked cannot be read.
 	unknown error
 }
@@ -141,6 +143,8 @@ func (p *process) policy() verdict.Policy {
 	}
 	if p.heals != nil {
 		p.heals.press(&pol)
+	} else if p.n.w.cfg.Agent {
+		p.press(&pol)
 	}
 	return pol
 }
@@ -255,6 +259,14 @@ func (p *process) gc(force bool) Report {
 		return rep
 	}
 	rep.Refused = unsettled // so not all of it was done
+	p.loadStops(au)
+	if p.n.w.cfg.Agent && p.heals == nil {
+		var err error
+		if rep.Undone, err = p.watchLine(ctx, au); err != nil {
+			rep.Refused = errors.Join(rep.Refused, err)
+			return rep
+		}
+	}
 	opt := plan.Options{MaxReleases: p.n.w.cfg.Cap, ForceOverCap: force, Skip: p.skip(au, busy)}
 	if p.heals != nil {
 		p.heals.healing(&opt)
@@ -315,6 +327,9 @@ func (p *process) settle(ctx context.Context) error {
 
 func (p *process) skip(au *sweep.Audit, busy map[string]string) func(*claim.Resource) string {
 	return func(res *claim.Resource) string {
+		if p.stopped(res) {
+			return "its network is stopped"
+		}
 		for _, s := range au.Case.Snapshots {
 			for _, st := range s.Stores {
 				if st.Dir != res.Store || st.Network == "" {

@@ -96,6 +96,7 @@ type run struct {
 	unasked  int // required witnesses that were not asked since
 	unjudged int // that had not testified since the listing by then
 	early    map[string]string
+	doubles  map[string]string // store -> an address of it that two namespaces held by then
 	proven   map[string]bool // by the boots, when it was judged
 	alive    []*seen         // of which it was told that they are alive
 	faulty   bool            // something was wrong with the disk, so that it may not remember
@@ -328,7 +329,7 @@ func (w *World) finish(r *run, rep Report, alive bool) {
 	if alive && rep.Remembered && !r.faulty && !w.faults {
 		r.remembered()
 	}
-	if r.cmd.Verb == Undo {
+	if r.cmd.Verb == Undo || w.presses(r) {
 		w.undone(r, rep)
 	}
 	if alive && rep.Saved != nil {

@@ -74,6 +74,8 @@ func (w *World) staysItself(f *file) (why string, all bool) {
 		return "a person wrote it", false
 	case f.held || w.undoHolds(f):
 		return "an undo holds it in this boot", false
+	case w.lineStops(filepath.Dir(f.path)):
+		return "the releases of its network are contradicted", false
 	case w.contested(f.addr):
 		return "two namespaces hold its address", true
 	case w.ward(f) != nil:

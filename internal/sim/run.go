@@ -317,6 +317,8 @@ func parseConfig(text string) (Config, error) {
 			c.IPAM = n % 3
 		case "cross":
 			c.Cross = n != 0
+		case "agent":
+			c.Agent = n != 0
 		case "cap":
 			c.Cap = n
 		case "runtimes":
@@ -335,7 +337,11 @@ func (c Config) text() string {
 		}
 		return 0
 	}
-	return fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d cap=%d ipam=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime, c.Cap, c.IPAM)
+	text := fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d cap=%d ipam=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime, c.Cap, c.IPAM)
+	if c.Agent {
+		text += " agent=1"
+	}
+	return text
 }
 
 // randomConfig is a seed's node.

@@ -49,7 +49,7 @@ func (w *World) stampProves(r *run, f *file, slow bool) bool {
 		return false
 	case age >= grace:
 		return true
-	case age < pressureGrace || r.cmd.Verb != Heal || r.cmd.Valid != nil || r.told[2].CRI == nil || r.told[0].Kernel == nil:
+	case age < pressureGrace || !(r.cmd.Verb == Heal && r.cmd.Valid == nil || w.presses(r)) || r.told[2].CRI == nil || r.told[0].Kernel == nil:
 		return false
 	}
 	for i := range r.told[0].Kernel.Netns {

@@ -165,6 +165,7 @@ type Config struct {
 	Cap     int  // of releases per store and sweep; 0 is the default
 	Follow  bool // stores that only the cache names are looked at too
 	IPAM    int  // who adds: 0 host-local, 1 holdfast-ipam, 2 either in turn, on the same directories
+	Agent   bool // gc is a sweep of the agent, to which every range runs low; see agent.go
 	Cross   bool // the state directory lies on a device of its own, which may lack O_TMPFILE
 }
 
