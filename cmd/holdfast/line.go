@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -171,7 +172,10 @@ func (n *node) watchLine(ctx context.Context, au *sweep.Audit, dryRun bool) (wat
 		found, _ = line.Watch(w.recent, &au.Case, au.Judgement)
 	}
 	if n.state == nil || n.unwritable != nil {
-		return out, n.unwritable
+		if dryRun {
+			return out, nil
+		}
+		return out, fmt.Errorf("which networks are stopped cannot be written, so nothing is released: %w", cmp.Or(n.unwritable, fs.ErrNotExist))
 	}
 	var change line.Change
 	list, err := n.state.EditStops(func(list []line.Stop) []line.Stop {
