@@ -90,9 +90,6 @@ type AgentPressure struct {
 	Grace string `json:"grace,omitempty"`
 	// Interval is the least time between two sweeps under pressure (100ms to 1h, default 10s).
 	Interval string `json:"interval,omitempty"`
-	// LossPerMinute is how many lost addresses in a minute count as lost fast (1 to
-	// 100000, default 6).
-	LossPerMinute *int `json:"lossPerMinute,omitempty"`
 }
 
 // AgentHTTP is the page, the metrics and the probes.

@@ -5,14 +5,19 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/agent/config"
+	"github.com/holdfast-cni/holdfast/internal/cause"
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/plan"
+	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/sys/boot"
 	"github.com/holdfast-cni/holdfast/internal/sys/cri"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
 // agentNode is the node in the agent's hands: opened once, with the reaper's locks held.
@@ -27,9 +32,21 @@ type agentNode struct {
 	settled bool
 	// retained is when the journal was shortened last: that reads all of it.
 	retained claim.Instant
-	known    []string // runtimes that must answer, as they were when n.cri was made
-	clock    *boot.Clock
+	history  cause.History
+	// hinted is when hints were asked for last; hints are those that came since.
+	hinted claim.Instant
+	mu     sync.Mutex
+	hints  []cause.Hint
+	known  []string // runtimes that must answer, as they were when n.cri was made
+	clock  *boot.Clock
 }
+
+// hintEvery is the least time between two questions for the Events of failed sandboxes, hintTime
+// how long one may take.
+const (
+	hintEvery = 15 * time.Second
+	hintTime  = 10 * time.Second
+)
 
 // retainEvery is how often the journal is shortened.
 const retainEvery = time.Hour
@@ -46,7 +63,7 @@ func optionsOf(c *config.Config) *options {
 		criEndpoints: c.CRIEndpoints, witnesses: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI},
 		grace: c.Grace, orphanGrace: c.OrphanGrace, timeout: c.WitnessTimeout, orphans: c.Orphans, foreign: c.Foreign,
 		networks: c.Networks, exclude: c.Exclude, stateDir: c.Paths.StateDir, runDir: c.Paths.RunDir, proc: c.Paths.Proc,
-		maxReleases: c.MaxReleases, noDel: !c.SideResources, stays: true, kubeletConfig: c.Paths.KubeletConfig,
+		maxReleases: c.MaxReleases, noDel: !c.SideResources, adopt: c.Adopt, stays: true, kubeletConfig: c.Paths.KubeletConfig,
 	}
 	return o
 }
@@ -70,6 +87,7 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 	r := &sweepRun{a: x.app, n: n, dryRun: x.conf.DryRun}
 	x.settle(ctx, r)
 	if p.Err = r.look(ctx); p.Err == nil {
+		x.explain(ctx, p, r.audit)
 		x.sweep(ctx, p, r)
 	}
 	if r.err != nil {
@@ -91,13 +109,59 @@ func (x *agentNode) sweep(ctx context.Context, p *agent.Pass, r *sweepRun) {
 	if p.Err = err; err != nil {
 		return
 	}
-	r.paced = true
-	r.reap(ctx)
+	if r.adopt(ctx); r.err == nil {
+		r.paced = true
+		r.reap(ctx)
+	}
 	p.Err = r.err
+}
+
+// explain names what lost the addresses of a look. What a kubelet tells of failed sandboxes is
+// asked for beside the sweeps, while something is lost.
+func (x *agentNode) explain(ctx context.Context, p *agent.Pass, au *sweep.Audit) {
+	x.mu.Lock()
+	x.history.Hints(x.hints)
+	x.hints = nil
+	x.mu.Unlock()
+	x.history.Feed(&au.Case, au.Judgement)
+	p.Causes = map[string]cause.Cause{}
+	lost := false
+	for i := range au.Judgement.Findings {
+		f := &au.Judgement.Findings[i]
+		switch f.Verdict {
+		case verdict.Leaked, verdict.Orphaned, verdict.Malformed:
+			p.Causes[f.Resource.Path] = cause.Of(f, &au.Case, &x.history)
+			lost = true
+		case verdict.Suspect:
+			lost = true
+		}
+	}
+	k := x.app.opts.kube
+	since, ok := p.Started.Since(x.hinted)
+	if !lost || k == nil || ok && since < hintEvery {
+		return
+	}
+	x.hinted = p.Started
+	go func() {
+		// Not the sweep's context: this one goes on while the agent does, and not for long.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hintTime)
+		defer cancel()
+		failed, err := k.client.FailedSandboxes(ctx, k.node)
+		if err != nil {
+			x.log.Debug("why sandboxes failed is not known", "error", report.Clean(err.Error()))
+			return
+		}
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		for _, f := range failed {
+			x.hints = append(x.hints, cause.Hint{ContainerID: f.ID, Pod: f.Pod, Plugin: f.Plugin, Verb: f.Op})
+		}
+	}()
 }
 
 // fill puts a sweep's outcome into what the observers see.
 func (x *agentNode) fill(p *agent.Pass, r *sweepRun) {
+	p.Adopted = r.adopted
 	p.Audit, p.Plan, p.Results, p.Settled, p.Busy = r.audit, r.plan, r.results, r.settled, r.busy
 	p.Err = errors.Join(p.Err, r.unsettled)
 	p.Locks, r.n.lockHolds = r.n.lockHolds, nil

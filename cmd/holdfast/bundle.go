@@ -176,7 +176,7 @@ func (x *examination) configs() []archived {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
-				out = append(out, archived{"configs/" + safeName(dir) + ".txt", []byte("The directory cannot be read: " + cause(err) + "\n")})
+				out = append(out, archived{"configs/" + safeName(dir) + ".txt", []byte("The directory cannot be read: " + rootCause(err) + "\n")})
 			}
 			continue
 		}
@@ -219,19 +219,19 @@ func (x *examination) configs() []archived {
 func readConfig(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
-		return nil, errors.New(cause(err))
+		return nil, errors.New(rootCause(err))
 	}
 	defer f.Close()
 	fi, err := f.Stat()
 	if err != nil {
-		return nil, errors.New(cause(err))
+		return nil, errors.New(rootCause(err))
 	}
 	if !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("it is no regular file but %v", fi.Mode().Type())
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err != nil {
-		return nil, errors.New(cause(err))
+		return nil, errors.New(rootCause(err))
 	}
 	if len(b) > maxConfig {
 		return nil, fmt.Errorf("it is larger than %d bytes", maxConfig)
@@ -402,19 +402,19 @@ func listing(dirs ...string) []byte {
 			}
 			rel, rerr := filepath.Rel(dir, path)
 			if err != nil || rerr != nil {
-				fmt.Fprintf(&b, "  %s: %s\n", report.Clean(rel), cause(errors.Join(err, rerr)))
+				fmt.Fprintf(&b, "  %s: %s\n", report.Clean(rel), rootCause(errors.Join(err, rerr)))
 				return nil
 			}
 			fi, err := e.Info()
 			if err != nil {
-				fmt.Fprintf(&b, "  %s: %s\n", report.Clean(rel), cause(err))
+				fmt.Fprintf(&b, "  %s: %s\n", report.Clean(rel), rootCause(err))
 				return nil
 			}
 			fmt.Fprintf(&b, "  %v %10d %s %s\n", fi.Mode(), fi.Size(), fi.ModTime().UTC().Format(time.RFC3339), report.Clean(rel))
 			return nil
 		})
 		if err != nil {
-			fmt.Fprintf(&b, "  %s\n", cause(err))
+			fmt.Fprintf(&b, "  %s\n", rootCause(err))
 		}
 	}
 	return b.Bytes()
@@ -434,7 +434,7 @@ func nsfsMounts(proc string) []byte {
 			f.Close()
 		}
 		if err != nil {
-			fmt.Fprintf(&b, "PID %s: %s\n", who, cause(err))
+			fmt.Fprintf(&b, "PID %s: %s\n", who, rootCause(err))
 			continue
 		}
 		fmt.Fprintf(&b, "as PID %s sees them:\n", who)

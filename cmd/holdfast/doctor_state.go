@@ -159,7 +159,7 @@ func (x *examination) locks(ctx context.Context) []finding {
 			f.Detail = "not made yet"
 		} else if err != nil {
 			f.OK, f.blocks = false, false // the store says so itself
-			f.Detail, f.Fix = "cannot be looked at: "+cause(err), "run as root"
+			f.Detail, f.Fix = "cannot be looked at: "+rootCause(err), "run as root"
 		}
 		if pids := held[path]; len(pids) > 0 {
 			f.OK = false
@@ -181,7 +181,7 @@ func (x *examination) reaperLocks() []finding {
 	}
 	entries, err := os.ReadDir(x.o.runDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return []finding{{blocks: true, Check: api.Check{Name: x.o.runDir, Detail: "cannot be read: " + cause(err), Fix: "make it readable and writable, or name another with --run-dir"}}}
+		return []finding{{blocks: true, Check: api.Check{Name: x.o.runDir, Detail: "cannot be read: " + rootCause(err), Fix: "make it readable and writable, or name another with --run-dir"}}}
 	}
 	writable, detail := mayWrite(x.o.runDir)
 	out := []finding{{blocks: true, Check: api.Check{
@@ -238,7 +238,7 @@ func (x *examination) stateDir() []finding {
 		f.OK, detail = mayWrite(dir)
 		f.Detail = "not there yet; gc makes it. " + detail
 	case err != nil:
-		f.Detail = cause(err)
+		f.Detail = rootCause(err)
 	default:
 		f.Detail = fmt.Sprintf("mode %04o", fi.Mode().Perm())
 		var st unix.Stat_t
@@ -338,7 +338,7 @@ func (x *examination) quarantineFiles() finding {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		f.OK, f.blocks, f.Detail = false, true, cause(err)
+		f.OK, f.blocks, f.Detail = false, true, rootCause(err)
 	default:
 		ok, detail := mayWrite(x.quarantine())
 		f.OK, f.blocks = ok, true
@@ -354,7 +354,7 @@ func (x *examination) quarantinePlace() finding {
 	at := standing(x.quarantine())
 	real, err := filepath.EvalSymlinks(at)
 	if err != nil {
-		f.OK, f.Detail = false, cause(err)
+		f.OK, f.Detail = false, rootCause(err)
 		return f
 	}
 	dirs := x.dataDirs()
@@ -364,7 +364,7 @@ func (x *examination) quarantinePlace() finding {
 	for up := real; ; up = filepath.Dir(up) {
 		ui, err := os.Stat(up)
 		if err != nil {
-			f.OK, f.Detail = false, up+": "+cause(err)
+			f.OK, f.Detail = false, up+": "+rootCause(err)
 			return f
 		}
 		for _, dir := range dirs {
@@ -375,7 +375,7 @@ func (x *examination) quarantinePlace() finding {
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 			case err != nil:
-				f.OK, f.Detail = false, fmt.Sprintf("cannot be told: %s: %s", dir, cause(err))
+				f.OK, f.Detail = false, fmt.Sprintf("cannot be told: %s: %s", dir, rootCause(err))
 				return f
 			case os.SameFile(ui, di):
 				f.OK, f.Detail = false, "it lies inside "+dir
@@ -456,8 +456,8 @@ func mayWrite(dir string) (ok bool, detail string) {
 	return true, what
 }
 
-// cause is an error without the path, which stands beside it already.
-func cause(err error) string {
+// rootCause is an error without the path, which stands beside it already.
+func rootCause(err error) string {
 	var p *fs.PathError
 	if errors.As(err, &p) {
 		return p.Err.Error()

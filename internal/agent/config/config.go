@@ -45,7 +45,6 @@ type Config struct {
 	PressureThreshold        float64
 	PressureGrace            time.Duration // 0: off
 	PressureInterval         time.Duration
-	LossPerMinute            int
 	HTTPAddress              string // "" serves nothing
 	HTTPHosts                []string
 	Pprof                    bool
@@ -124,7 +123,6 @@ func (p *parser) complete(in *api.AgentConfiguration) *Config {
 		KubeEnabled:  in.Kube.Enabled, KubeRequired: or(in.Kube.Required, true), KubeEvents: or(in.Kube.Events, true), Kubeconfig: in.Kube.Kubeconfig,
 		PressureThreshold: or(in.Pressure.Threshold, 0.85),
 		PressureInterval:  p.duration("pressure.interval", in.Pressure.Interval, 10*time.Second, 100*time.Millisecond, time.Hour),
-		LossPerMinute:     or(in.Pressure.LossPerMinute, 6),
 		HTTPAddress:       in.HTTP.Address, HTTPHosts: in.HTTP.Hosts, Pprof: in.HTTP.Pprof,
 		LogLevel: in.Log.Level, LogFormat: in.Log.Format,
 	}
@@ -135,9 +133,6 @@ func (p *parser) complete(in *api.AgentConfiguration) *Config {
 	}
 	if c.PressureThreshold < 0.1 || c.PressureThreshold > 1 {
 		p.fail("pressure.threshold", "is %g; allowed is 0.1 to 1", c.PressureThreshold)
-	}
-	if c.LossPerMinute < 1 || c.LossPerMinute > 100_000 {
-		p.fail("pressure.lossPerMinute", "is %d; allowed is 1 to 100000", c.LossPerMinute)
 	}
 	if c.MaxReleases < 0 {
 		p.fail("maxReleases", "is %d; allowed is 0, the default, or more", c.MaxReleases)

@@ -21,7 +21,7 @@ func TestDefault(t *testing.T) {
 		Interval: time.Minute, OrphanGrace: time.Hour, WitnessTimeout: 10 * time.Second, Adopt: true, SideResources: true,
 		Paths:        api.AgentPaths{StateDir: "/var/lib/holdfast", RunDir: "/run/holdfast", Proc: "/proc", KubeletConfig: "/var/lib/kubelet/config.yaml"},
 		KubeRequired: true, KubeEvents: true, PressureThreshold: 0.85, PressureGrace: 30 * time.Second, PressureInterval: 10 * time.Second,
-		LossPerMinute: 6, HTTPAddress: DefaultHTTP, LogLevel: "info", LogFormat: "json",
+		HTTPAddress: DefaultHTTP, LogLevel: "info", LogFormat: "json",
 	}
 	if d := cmp.Diff(want, c); d != "" {
 		t.Error(d)
@@ -150,7 +150,7 @@ func FuzzParse(f *testing.F) {
 		if c == nil {
 			return
 		}
-		if c.Interval < time.Second || c.OrphanGrace <= 0 || c.PressureThreshold < 0.1 || c.PressureThreshold > 1 || c.LossPerMinute < 1 || c.Paths.StateDir == "" {
+		if c.Interval < time.Second || c.OrphanGrace <= 0 || c.PressureThreshold < 0.1 || c.PressureThreshold > 1 || c.Paths.StateDir == "" {
 			t.Errorf("taken for good: %+v", c)
 		}
 	})
