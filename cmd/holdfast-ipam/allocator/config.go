@@ -70,9 +70,12 @@ func (e *NullError) Error() string {
 
 // LoadIPAMConfig reads a configuration and CNI_ARGS, and returns "ipam" and the CNI version.
 func LoadIPAMConfig(conf []byte, envArgs string) (*IPAMConfig, string, error) {
-	n := Net{}
-	if err := json.Unmarshal(conf, &n); err != nil {
-		return nil, "", err
+	n, ok := plain(conf)
+	if !ok {
+		n = Net{}
+		if err := json.Unmarshal(conf, &n); err != nil {
+			return nil, "", err
+		}
 	}
 	c := n.IPAM
 	if c == nil {

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -38,6 +39,13 @@ func asUpstream(conf []byte, envArgs string) (c *IPAMConfig, version string, pan
 // judge compares, and returns what was loaded, nil if it was refused.
 func judge(t *testing.T, conf []byte, envArgs string) *IPAMConfig {
 	t.Helper()
+	if n, ok := plain(conf); ok {
+		var want Net
+		err := json.Unmarshal(conf, &want)
+		if d := cmp.Diff(want, n); err != nil || d != "" {
+			t.Errorf("%s, read as a plain one: %v\n%s", conf, err, d)
+		}
+	}
 	want, wantVersion, panicked, wantErr := asUpstream(conf, envArgs)
 	got, version, err := LoadIPAMConfig(conf, envArgs)
 	if panicked {
@@ -124,7 +132,7 @@ func TestLoad(t *testing.T) {
 	ranges := func() string {
 		return list(3, func() string { return list(3, func() string { return "{" + inRange() + "}" }) })
 	}
-	accepted, refused := 0, map[string]bool{}
+	accepted, simple, refused := 0, 0, map[string]bool{}
 	for range 30000 {
 		ipam := pick(`"type": "host-local"`, `"type": "holdfast-ipam", "runDir": 7, "heal": {"x": []}`)
 		if rng.IntN(4) != 0 {
@@ -154,6 +162,9 @@ func TestLoad(t *testing.T) {
 		env := pick("", "", "", "IP="+addr(), "X=1", "IgnoreUnknown=1;X=1;IP="+addr(), "IP")
 		if c := judge(t, []byte(conf+"}"), env); c != nil {
 			accepted++
+			if _, ok := plain([]byte(conf + "}")); ok {
+				simple++
+			}
 			judgeRanges(t, c, []net.IP{net.ParseIP(addr()), net.ParseIP(addr())})
 		} else if _, _, err := LoadIPAMConfig([]byte(conf+"}"), env); err != nil {
 			refused[err.Error()] = true
@@ -163,8 +174,8 @@ func TestLoad(t *testing.T) {
 		}
 	}
 	// It tries both sides.
-	if accepted < 500 || len(refused) < 100 {
-		t.Errorf("%d were accepted, and %d reasons to refuse were met", accepted, len(refused))
+	if accepted < 500 || simple < 300 || len(refused) < 100 {
+		t.Errorf("%d were accepted, %d of them plain, and %d reasons to refuse were met", accepted, simple, len(refused))
 	}
 }
 
