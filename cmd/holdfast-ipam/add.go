@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/holdfast-cni/holdfast/cmd/holdfast-ipam/allocator"
@@ -28,7 +27,7 @@ const kernelTimeout = 5 * time.Second
 // then has its address on a link by now, or never gets it.
 const trustAfter = 5 * time.Minute
 
-func cmdAdd(args *skel.CmdArgs) error {
+func cmdAdd(args *cmdArgs) error {
 	r, err := parse(args)
 	if err != nil {
 		return err

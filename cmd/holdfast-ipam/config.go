@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/holdfast-cni/holdfast/cmd/holdfast-ipam/allocator"
 	"golang.org/x/sys/unix"
@@ -66,7 +65,7 @@ type healConfig struct {
 
 // request is one call of the plugin.
 type request struct {
-	args    *skel.CmdArgs
+	args    *cmdArgs
 	conf    *allocator.IPAMConfig
 	version string // of the result
 	extras  extras
@@ -75,7 +74,7 @@ type request struct {
 
 // parse reads configuration and environment; what it refuses, host-local refuses with the
 // same words.
-func parse(args *skel.CmdArgs) (*request, error) {
+func parse(args *cmdArgs) (*request, error) {
 	conf, v, err := allocator.LoadIPAMConfig(args.StdinData, args.Args)
 	var null *allocator.NullError
 	if errors.As(err, &null) {

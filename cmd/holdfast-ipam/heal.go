@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
@@ -221,7 +220,7 @@ func (r *request) runHealer(ctx context.Context, q wire.HealRequest, lock *os.Fi
 // cmdGC is CNI's GC: what the runtime lists is alive; what it does not list is judged like
 // anything else, since two runtimes may share a network (cni #1086). An absent list is an
 // error: it would mean that nothing is valid.
-func cmdGC(args *skel.CmdArgs) error {
+func cmdGC(args *cmdArgs) error {
 	r, err := parse(args)
 	if err != nil {
 		return err

@@ -11,11 +11,9 @@
 package main
 
 import (
+	"os"
 	"os/signal"
 	"syscall"
-
-	"github.com/containernetworking/cni/pkg/skel"
-	cniversion "github.com/containernetworking/cni/pkg/version"
 )
 
 // Set by the linker.
@@ -29,13 +27,12 @@ func main() {
 	// A runtime that does not read any more must not end us before what was reserved is
 	// taken back.
 	signal.Ignore(syscall.SIGPIPE)
-	skel.PluginMainFuncs(skel.CNIFuncs{
-		Add:    cmdAdd,
-		Del:    cmdDel,
-		Check:  cmdCheck,
-		GC:     cmdGC,
-		Status: cmdStatus,
-	}, cniversion.All, "CNI holdfast-ipam plugin "+version+" ("+commit+")")
+	err := protocol(verbs{add: cmdAdd, del: cmdDel, check: cmdCheck, gc: cmdGC, status: cmdStatus},
+		"CNI holdfast-ipam plugin "+version+" ("+commit+")")
+	if err != nil {
+		_ = err.Print()
+		os.Exit(1)
+	}
 }
 
 // growStack makes the stack as large as a call needs while it is shallow. It would be doubled

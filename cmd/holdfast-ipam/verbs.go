@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	cniversion "github.com/containernetworking/cni/pkg/version"
@@ -32,7 +31,7 @@ func (r *request) openThere() (*hostlocal.Store, error) {
 
 // cmdDel releases whatever the attachment has in this network, in and out of the
 // configured ranges, and says what it could not.
-func cmdDel(args *skel.CmdArgs) error {
+func cmdDel(args *cmdArgs) error {
 	r, err := parse(args)
 	if err != nil {
 		return err
@@ -71,7 +70,7 @@ func cmdDel(args *skel.CmdArgs) error {
 
 // cmdCheck compares what is reserved with what the previous result says: each address of
 // it that lies in our ranges is reserved for this attachment, and nothing else is.
-func cmdCheck(args *skel.CmdArgs) error {
+func cmdCheck(args *cmdArgs) error {
 	r, err := parse(args)
 	if err != nil {
 		return err
@@ -140,7 +139,7 @@ func previous(stdin []byte) (*current.Result, error) {
 
 // cmdStatus says whether an ADD would find an address. A range that is full is healed
 // first, as an ADD would do.
-func cmdStatus(args *skel.CmdArgs) error {
+func cmdStatus(args *cmdArgs) error {
 	r, err := parse(args)
 	if err != nil {
 		return err

@@ -258,3 +258,10 @@ func (c *cursor) raw() json.RawMessage {
 	c.odd = true
 	return nil
 }
+
+// Head returns the name of the network and the CNI version of a plain configuration, for which
+// nothing else of it need be right; ok is false for one that is not plain.
+func Head(conf []byte) (name, version string, ok bool) {
+	n, ok := plain(conf)
+	return n.Name, n.CNIVersion, ok
+}

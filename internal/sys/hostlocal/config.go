@@ -11,8 +11,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/containernetworking/cni/pkg/utils"
-
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
 
@@ -210,8 +208,22 @@ func (p *configParser) rangeInto(n *network, t rangeText, at string) {
 	n.ranges = append(n.ranges, r)
 }
 
+// IsName: what CNI allows as the name of a network, and as a container ID. It is
+// utils.ValidateNetworkName of the CNI module without its regular expression, which would be
+// compiled whenever holdfast-ipam starts.
+func IsName(s string) bool {
+	for i := range len(s) {
+		b := s[i]
+		alnum := b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9'
+		if !alnum && (i == 0 || b != '_' && b != '.' && b != '-') {
+			return false
+		}
+	}
+	return s != ""
+}
+
 func (p *configParser) add(n network, at string) {
-	if err := utils.ValidateNetworkName(n.name); err != nil {
+	if !IsName(n.name) {
 		// Never a path: it may hold '/' or be "..".
 		p.find("name", "%q (used by %s) is no network name; allowed are letters, digits, '_', '.', '-', the first a letter or digit",
 			clip(n.name), field(at, ""))

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/google/go-cmp/cmp"
 
@@ -216,4 +217,17 @@ func FuzzConfig(f *testing.F) {
 		}
 		parseSubnetEnv(data)
 	})
+}
+
+func TestIsName(t *testing.T) {
+	for _, s := range []string{
+		"", "a", "0", "_", ".", "-", "a.b_c-d", "Z9", ".a", "-a", "_a", "a/b", "a b", "a\n", "a\x00", "\u00e4", "a\u00e4", "..", "a@", "a[", "a`", "a{", "a:", "a,",
+	} {
+		if got, want := IsName(s), utils.ValidateNetworkName(s) == nil; got != want {
+			t.Errorf("%q: %v, want %v", s, got, want)
+		}
+		if got, want := IsName(s), utils.ValidateContainerID(s) == nil; got != want {
+			t.Errorf("%q as an ID: %v, want %v", s, got, want)
+		}
+	}
 }
