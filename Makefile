@@ -27,11 +27,25 @@ TESTSUM = $(GO) run ./hack/testsum
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
 build: ## bin/holdfast and bin/holdfast-ipam, static binaries
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/holdfast ./cmd/holdfast-ipam
+
+.PHONY: kubectl-holdfast
+kubectl-holdfast: ## bin/kubectl-holdfast, the plugin of kubectl
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kubectl-holdfast
+
+# What runs on a node for Linux, what runs on a desk for macOS too.
+.PHONY: dist
+dist: image ## dist: the image, and the programs for both architectures
+	@set -e; for arch in amd64 arm64; do \
+		for p in linux/holdfast linux/holdfast-ipam linux/kubectl-holdfast darwin/kubectl-holdfast; do \
+			os=$${p%/*}; name=$${p#*/}; \
+			CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o dist/$$name-$$os-$$arch ./cmd/$$name; \
+		done; \
+	done
 
 # The date of the commit, so that the same commit gives the same bytes.
 .PHONY: image

@@ -41,6 +41,7 @@ func kinds() map[string]reflect.Type {
 		api.KindRuntimes:    reflect.TypeFor[api.Runtimes](),
 		api.KindStops:       reflect.TypeFor[api.Stops](),
 		api.KindVersion:     reflect.TypeFor[api.Version](),
+		api.KindFleet:       reflect.TypeFor[api.Fleet](),
 		api.KindMap:         reflect.TypeFor[api.Map](),
 		api.KindStatus:      reflect.TypeFor[api.Status](),
 
@@ -329,6 +330,10 @@ func fill(v reflect.Value) {
 				fill(v.Field(i))
 			}
 		}
+		// A document may be part of another one.
+		if name := v.Type().Name(); kinds()[name] == v.Type() {
+			v.FieldByName("TypeMeta").Set(reflect.ValueOf(api.TypeMeta{APIVersion: api.APIVersion, Kind: name}))
+		}
 	default:
 		panic("cannot fill " + v.Type().String())
 	}
@@ -339,7 +344,6 @@ func filled(t *testing.T, kind string) object {
 	t.Helper()
 	v := reflect.New(kinds()[kind]).Elem()
 	fill(v)
-	v.FieldByName("TypeMeta").Set(reflect.ValueOf(api.TypeMeta{APIVersion: api.APIVersion, Kind: kind}))
 	return asJSON(t, v.Interface())
 }
 
