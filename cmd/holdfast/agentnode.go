@@ -248,8 +248,9 @@ func (x *agentNode) borrow(o *options, want access) (n *node, restore func(), er
 	mine := *oldO
 	mine.output, mine.networks, mine.maxReleases, mine.forceOverCap = o.output, o.networks, o.maxReleases, o.forceOverCap
 	mine.noDel, mine.orphans, mine.foreign = oldO.noDel || o.noDel, oldO.orphans || o.orphans, oldO.foreign || o.foreign
+	mine.adopt = oldO.adopt || o.adopt
 	*o = mine
 	n.o = o
-	n.policy.Orphans, n.policy.Foreign, n.policy.PressureGrace, n.policy.Pressed = mine.orphans, mine.foreign, 0, nil
+	n.policy.Adopt, n.policy.Orphans, n.policy.Foreign, n.policy.PressureGrace, n.policy.Pressed = mine.adopt, mine.orphans, mine.foreign, 0, nil
 	return n, func() { n.o, n.policy = oldO, oldPolicy }, nil
 }

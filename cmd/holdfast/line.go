@@ -87,6 +87,9 @@ func (w *watch) load(log sweep.Log, now claim.Instant, capOf func(store string) 
 	w.recent, w.rate = nil, plan.Rate{}
 	for _, e := range journal.Replay(recs) {
 		r := e.Release
+		if r != nil && r.Undoes != "" {
+			continue // a person took an adoption back: that it lives contradicts nobody
+		}
 		if r == nil || e.State != journal.StateReleased || !e.Undoable(now.Boot) || r.Kind != claim.KindReservation && r.Kind != "" {
 			continue
 		}

@@ -89,7 +89,7 @@ func (s *service) healNow(ctx context.Context, q wire.HealRequest, p *wire.HealR
 var (
 	servedVerbs = []string{"gc", "undo"}
 	servedFlags = []string{
-		"output", "run-dir", "state-dir", "proc", "network", "max-releases", "force-over-cap", "no-del", "orphans", "foreign", "wait", "dry-run", "last", "all-since", "help",
+		"output", "run-dir", "state-dir", "proc", "network", "max-releases", "force-over-cap", "no-del", "adopt", "orphans", "foreign", "wait", "dry-run", "last", "all-since", "help",
 	}
 )
 
