@@ -107,7 +107,7 @@ func judgeMutations() []mutation {
 		one("2, stamp", "the stamp of other content counts", "internal/sys/hostlocal/stamp.go", " || hex.EncodeToString(b[stampSum:]) != contentSum", "").by("sys/hostlocal", "TestParseStamp|TestStampFollowsContent").blind(),
 		one("2, stamp", "what names no owner has a stamp too", sceneFile, "case r.Kind == claim.KindReservation && !byAddress(r):", "case r.Kind == claim.KindReservation:").by("verdict", "TestStampOfNobody").blind(),
 		// The pressure rule without a stamp.
-		one("2, pressure", "one sighting more is enough, whatever its age", judgeFile, "case early && twice && elapsed >= s.c.Policy.PressureGrace:", "case early && twice:").by("verdict", "TestPressureTable").blind(),
+		one("2, pressure", "one sighting more is enough, whatever its age", judgeFile, "case early && twice && elapsed >= s.c.Policy.PressureGrace:", "case early && twice:").by("verdict", "TestPressureTable"),
 		one("2, pressure", "without a pressure grace", pressFile, "return s.c.Policy.PressureGrace > 0 && s.cri", "return s.cri").by("verdict", "TestPressureTable").blind(),
 		one("2, pressure", "in every store", pressFile, "return slices.Contains(s.c.Policy.Pressed, dir)", "return dir != \"\"").by("verdict", "TestPressureTable").blind(),
 		one("2, pressure", "without any runtime", pressFile, "s.cri != nil && !a.slow", "!a.slow").
@@ -116,10 +116,10 @@ func judgeMutations() []mutation {
 		one("2, pressure", "it shortens the longer grace", pressFile, "s.cri != nil && !a.slow && ", "s.cri != nil && ").by("verdict", "TestPressureTable").blind(),
 		one("2, pressure", "by the word of the API server", pressFile, " && !(a.odd != nil && a.odd.podGone) &&", " &&").by("verdict", "TestPressureTable").blind(),
 		one("2, pressure", "for IDs of any shape", pressFile, "isHex64(a.Resource.Owner.ID) && ", "").by("verdict", "TestPressureTable").blind(),
-		one("2, pressure", "whatever namespaces there are", pressFile, "if len(s.c.Policy.Pressed) == 0 || s.kernel == nil {", "if true {").by("verdict", "TestPressureTable").blind(),
+		one("2, pressure", "whatever namespaces there are", pressFile, "if len(s.c.Policy.Pressed) == 0 || s.kernel == nil {", "if true {").by("verdict", "TestPressureTable"),
 		one("2, pressure", "a namespace that is held open is in use", pressFile, "n.Host || n.Procs > 0 && !runtimeNamed(n)", "n.Host || n.Used() && !runtimeNamed(n)").by("verdict", "TestPressureTable").blind(),
 		one("2, pressure", "a namespace with a process is nobody's ADD", pressFile, "n.Host || n.Procs > 0 && !runtimeNamed(n)", "n.Host || n.Procs > 0").by("verdict", "TestPressureTable").blind(),
-		one("2, pressure", "a namespace that was seen before is nobody's ADD", pressFile, "ok && d >= s.c.Policy.Grace", "ok && d >= 0").by("verdict", "TestPressureTable").blind(),
+		one("2, pressure", "a namespace that was seen before is nobody's ADD", pressFile, "ok && d >= s.c.Policy.Grace", "ok && d >= 0").by("verdict", "TestPressureTable"),
 		one("2, pressure", "a namespace of somebody dead is nobody's ADD", pressFile, "slices.ContainsFunc(s.tenants[n.ID], s.living)", "len(s.tenants[n.ID]) > 0").by("verdict", "TestPressureTable").blind(),
 		one("2, pressure", "of stamps in every store", judgeFile, "(len(s.c.Policy.Pressed) == 0 || s.underPressure(a.Resource)) && ", "").by("verdict", "TestPressureOfStampsByStore").blind(),
 		one("boot", "any other boot in a stamp is past", wordsFile, "case stamp != nil && s.past[stamp.Boot]:", "case stamp != nil && stamp.Boot != s.now.Boot:").by("verdict", "TestStampTable").blind(),
