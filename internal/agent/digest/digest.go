@@ -80,7 +80,8 @@ type Digest struct {
 	Networks []Network
 	// Found is how many there are, told apart or not.
 	Found int
-	// Witnesses in the order of their names, one for each name.
+	// Witnesses in the order of their names, one for each name. Who was not needed, and so not
+	// asked, is not here.
 	Witnesses []Witness
 	// Vantage says why the node is not seen whole; empty when it is. Safe to print.
 	Vantage string
@@ -237,10 +238,12 @@ func (d *Digest) witnesses(c *verdict.Case, j *verdict.Judgement) {
 		}
 		d.Witnesses = append(d.Witnesses, w)
 	}
-	// Who was not asked at all has said nothing.
+	// Who was not asked at all has said nothing. The judge has no complaint of one whom nobody
+	// needed to ask, such as the API server.
 	for _, name := range c.Policy.Required {
-		if required(c.Policy, name) && !slices.ContainsFunc(d.Witnesses, func(w Witness) bool { return w.Name == Text(name) }) {
-			d.Witnesses = append(d.Witnesses, Witness{Name: Text(name), Required: true, Why: Text(cmp.Or(j.Reasons[name], "was not asked"))})
+		why, missed := j.Reasons[name]
+		if missed && required(c.Policy, name) && !slices.ContainsFunc(d.Witnesses, func(w Witness) bool { return w.Name == Text(name) }) {
+			d.Witnesses = append(d.Witnesses, Witness{Name: Text(name), Required: true, Why: Text(why)})
 		}
 	}
 	slices.SortFunc(d.Witnesses, func(a, b Witness) int { return cmp.Compare(a.Name, b.Name) })

@@ -205,6 +205,12 @@ func TestWitnesses(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+	delete(p.Audit.Judgement.Reasons, "kube")
+	for _, w := range digest.Of(p).Witnesses {
+		if w.Name == "kube" {
+			t.Errorf("whom nobody needed is here: %+v", w)
+		}
+	}
 	p.Audit.Case.Policy.CRINone = true
 	for _, w := range digest.Of(p).Witnesses {
 		if w.Name == claim.WitnessCRI && w.Required {

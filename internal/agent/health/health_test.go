@@ -61,6 +61,7 @@ func TestReady(t *testing.T) {
 	observe(func(p *agent.Pass) {
 		passes.Silence(p, claim.WitnessCRI, "no listener")
 		p.Audit.Case.Policy.Required = append(p.Audit.Case.Policy.Required, "kube")
+		p.Audit.Judgement.Reasons = map[string]string{"kube": "was not asked"}
 		p.Busy = map[string]string{s.Dir: "process 17 is its reaper"}
 	})
 	ready("two witnesses and the lock are missing", "witness cri has not answered yet: no listener", "witness kube has not answered yet: was not asked", s.Dir+": process 17 is its reaper")

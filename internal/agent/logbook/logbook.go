@@ -21,7 +21,7 @@ type Logbook struct {
 	log *slog.Logger
 	// What the pass before was like, to tell of changes once.
 	first      bool
-	up         map[string]bool   // by witness
+	up         map[string]bool   // by witness; one that is not asked in each pass stays as it was
 	vantage    string            // why the node was not seen whole
 	unwritable string            // why the journal could not be written
 	stops      map[string]bool   // by store

@@ -136,6 +136,12 @@ func TestChanges(t *testing.T) {
 	}
 	nothing := func(*agent.Pass) {}
 	deaf := func(p *agent.Pass) { passes.Silence(p, claim.WitnessCRI, "no listener") }
+	// The API server is asked when it is needed.
+	kube := func(s claim.State) func(p *agent.Pass) {
+		return func(p *agent.Pass) {
+			p.Audit.Case.Testimonies = append(p.Audit.Case.Testimonies, claim.Testimony{Witness: claim.WitnessKube, State: s})
+		}
+	}
 	blind := func(p *agent.Pass) { p.Audit.Judgement.Vantage = "hidepid" }
 	full := func(p *agent.Pass) { p.Unwritable = errors.New("ENOSPC") }
 	busy := func(p *agent.Pass) { p.Busy = map[string]string{s.Dir: "process 17"} }
@@ -163,6 +169,8 @@ func TestChanges(t *testing.T) {
 		want   []string
 	}{
 		{nothing, nil},
+		{kube(claim.StateComplete), []string{"INFO a witness speaks kube"}}, {nothing, nil}, {kube(claim.StateComplete), nil},
+		{kube(claim.StateSilent), []string{"WARN a witness is silent kube"}}, {nothing, nil}, {kube(claim.StateSilent), nil}, {kube(claim.StateComplete), []string{"INFO a witness speaks again kube"}},
 		{deaf, []string{"WARN a witness is silent cri"}}, {deaf, nil}, {nothing, []string{"INFO a witness speaks again cri"}}, {nothing, nil},
 		{blind, []string{"WARN the node is not seen whole, so nothing is released"}}, {blind, nil}, {nothing, []string{"INFO the node is seen whole again"}},
 		{full, []string{"WARN the journal cannot be written, so nothing is released"}}, {full, nil}, {nothing, []string{"INFO the journal can be written again"}},
@@ -181,7 +189,7 @@ func TestChanges(t *testing.T) {
 			t.Errorf("step %d:\n%s", i, diff)
 		}
 		for _, m := range c.want {
-			_, msg, _ := strings.Cut(strings.TrimSuffix(m, " "+claim.WitnessCRI), " ")
+			_, msg, _ := strings.Cut(strings.TrimSuffix(strings.TrimSuffix(m, " "+claim.WitnessCRI), " "+claim.WitnessKube), " ")
 			if !strings.Contains(string(page), "`"+msg+"`") {
 				t.Errorf("docs/monitoring.md does not list %q", msg)
 			}

@@ -31,10 +31,9 @@ func (l *Logbook) sees(ctx context.Context, d *digest.Digest) {
 	}
 	changed(l.vantage, d.Vantage, "the node is not seen whole, so nothing is released", "the node is seen whole again")
 	l.vantage = d.Vantage
-	now := map[string]bool{}
 	for _, w := range d.Witnesses {
-		now[w.Name] = w.Up
 		was, known := l.up[w.Name]
+		l.up[w.Name] = w.Up
 		attrs := []slog.Attr{slog.String("witness", w.Name), slog.Bool("required", w.Required)}
 		switch {
 		case !w.Up && (was || !known):
@@ -45,7 +44,6 @@ func (l *Logbook) sees(ctx context.Context, d *digest.Digest) {
 			l.log.LogAttrs(ctx, slog.LevelInfo, "a witness speaks", attrs...)
 		}
 	}
-	l.up = now
 }
 
 func (l *Logbook) released(ctx context.Context, p *agent.Pass, run string, d *digest.Digest, r *sweep.Released) {
