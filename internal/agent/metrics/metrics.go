@@ -250,6 +250,9 @@ func (m *Metrics) addRuntime(r claim.Runtime) {
 func (m *Metrics) count(p *agent.Pass, d *digest.Digest) {
 	of := func(store string) *done {
 		name := d.NameOf(store)
+		if store == "" {
+			name.Network = digest.Other
+		}
 		if m.done[name] == nil {
 			m.done[name] = &done{releases: map[string]int{}, failures: map[string]int{}, undone: map[string]int{}, adopted: map[string]int{}}
 		}
@@ -291,12 +294,16 @@ func (m *Metrics) count(p *agent.Pass, d *digest.Digest) {
 	}
 }
 
-// stopOf is the store of the stop that took a release back.
+// stopOf is the store of the stop that took a release back; empty when it cannot be told, since
+// a stop does not name all of many releases.
 func stopOf(p *agent.Pass, id string) string {
 	for _, s := range slices.Concat(p.Stopped, p.Stops) {
 		if slices.Contains(s.ReleaseIDs, id) {
 			return s.Store
 		}
+	}
+	if len(p.Stopped) == 1 {
+		return p.Stopped[0].Store
 	}
 	return ""
 }

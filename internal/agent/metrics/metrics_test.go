@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/agent/metrics"
 	"github.com/holdfast-cni/holdfast/internal/cause"
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/testenv/passes"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
@@ -246,5 +247,44 @@ func BenchmarkObserve(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		m.Observe(context.Background(), p)
+	}
+}
+
+// A release that was taken back counts in the network whose stop names it, or in the only one
+// that was stopped.
+func TestUndone(t *testing.T) {
+	a, b := passes.Store(passes.DataDir, "a", "10.1.0.1", "10.1.0.10"), passes.Store(passes.DataDir, "b", "10.2.0.1", "10.2.0.10")
+	stop := func(s claim.Store, ids ...string) line.Stop { return line.Stop{Store: s.Dir, ReleaseIDs: ids} }
+	for _, c := range []struct {
+		stopped []line.Stop
+		network string
+	}{
+		{[]line.Stop{stop(a, "x"), stop(b, "id")}, "b"},
+		{[]line.Stop{stop(a, "x")}, "a"},
+		{[]line.Stop{stop(a, "x"), stop(b)}, "(other)"},
+	} {
+		m := newMetrics()
+		p := passes.Of(passes.At(0), []claim.Store{a, b})
+		p.Stopped, p.Stops, p.Undone = c.stopped, c.stopped, map[string]string{"id": "taken"}
+		m.Observe(t.Context(), p)
+		dir := passes.DataDir
+		if c.network == "(other)" {
+			dir = ""
+		}
+		if v := value(t, m, fmt.Sprintf(`holdfast_undone_total{data_dir=%q,network=%q,outcome="taken"}`, dir, c.network)); v != "1" {
+			t.Errorf("%s: %q", c.network, v)
+		}
+		if v := value(t, m, fmt.Sprintf(`holdfast_ipam_line_stopped{data_dir=%q,network="a"}`, passes.DataDir)); v != "1" {
+			t.Errorf("the line of a: %q", v)
+		}
+	}
+	m := newMetrics()
+	p := passes.Of(passes.At(0), []claim.Store{a, b})
+	p.Stops = []line.Stop{line.All(passes.At(0), "EIO")}
+	m.Observe(t.Context(), p)
+	for _, n := range []string{"a", "b"} {
+		if v := value(t, m, fmt.Sprintf(`holdfast_ipam_line_stopped{data_dir=%q,network=%q}`, passes.DataDir, n)); v != "1" {
+			t.Errorf("everything is stopped, the line of %s: %q", n, v)
+		}
 	}
 }
