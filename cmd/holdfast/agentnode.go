@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -246,7 +247,7 @@ func (x *agentNode) borrow(o *options, want access) (n *node, restore func(), er
 	n = x.n
 	oldO, oldPolicy := n.o, n.policy
 	mine := *oldO
-	mine.output, mine.networks, mine.maxReleases, mine.forceOverCap = o.output, o.networks, o.maxReleases, o.forceOverCap
+	mine.output, mine.networks, mine.maxReleases, mine.forceOverCap = o.output, o.networks, cmp.Or(o.maxReleases, oldO.maxReleases), o.forceOverCap
 	mine.noDel, mine.orphans, mine.foreign = oldO.noDel || o.noDel, oldO.orphans || o.orphans, oldO.foreign || o.foreign
 	mine.adopt = oldO.adopt || o.adopt
 	*o = mine
