@@ -36,7 +36,11 @@ type ground struct {
 
 func newGround(t *testing.T, v cri.Version) *ground {
 	t.Helper()
-	r := cri.Start(t, v)
+	return prepare(t, cri.Start(t, v))
+}
+
+func prepare(t *testing.T, r *cri.Runtime) *ground {
+	t.Helper()
 	g := &ground{r: r, dir: filepath.Join(r.Dir(), "host")}
 	for _, d := range []string{"run/containerd", "run/holdfast", "run/netns", "state", "cni", "config"} {
 		if err := os.MkdirAll(filepath.Join(g.dir, d), 0o755); err != nil {
@@ -81,6 +85,16 @@ func newGround(t *testing.T, v cri.Version) *ground {
 	return g
 }
 
+// behind is what this node has behind the host paths; a network's own directory is where
+// its configuration says.
+func (g *ground) behind() map[string]string {
+	return map[string]string{
+		"/run": filepath.Join(g.dir, "run"), "/run/holdfast": filepath.Join(g.dir, "run/holdfast"),
+		"/var/lib/holdfast": filepath.Join(g.dir, "state"), "/var/lib/cni": filepath.Join(g.dir, "cni"),
+		"/etc/cni/net.d": g.r.ConfDir(),
+	}
+}
+
 // container is what a kubelet makes of the DaemonSet's only container.
 func (g *ground) container(t *testing.T, ds *appsv1.DaemonSet, args ...string) cri.Run {
 	t.Helper()
@@ -112,13 +126,7 @@ func (g *ground) container(t *testing.T, ds *appsv1.DaemonSet, args ...string) c
 	for _, c := range sc.Capabilities.Drop {
 		security.Capabilities.DropCapabilities = append(security.Capabilities.DropCapabilities, string(c))
 	}
-	// Behind the host paths lies what this node has of them; a network's own directory is
-	// where its configuration says.
-	behind := map[string]string{
-		"/run": filepath.Join(g.dir, "run"), "/run/holdfast": filepath.Join(g.dir, "run/holdfast"),
-		"/var/lib/holdfast": filepath.Join(g.dir, "state"), "/var/lib/cni": filepath.Join(g.dir, "cni"),
-		"/etc/cni/net.d": g.r.ConfDir(),
-	}
+	behind := g.behind()
 	mounts := []*runtimeapi.Mount{}
 	for _, m := range c.VolumeMounts {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })

@@ -131,10 +131,8 @@ func (s Spec) image(arch, bin string) (v1.Image, error) {
 			return nil, err
 		}
 	}
-	// As on every node: sockets and data directories are named by both.
-	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "var/run", Linkname: "/run", Mode: 0o777, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}); err != nil {
-		return nil, err
-	}
+	// No link from /var/run to /run: where the node's /run is mounted read only, nothing
+	// could be mounted at /var/run/secrets, and the kubelet puts the token there.
 	if err := tw.Close(); err != nil {
 		return nil, err
 	}
