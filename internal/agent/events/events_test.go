@@ -392,7 +392,7 @@ func TestHostileNames(t *testing.T) {
 			{Namespace: passes.Evil, Name: passes.Evil}, {Namespace: "../../x", Name: "y"}, {Namespace: "a/b", Name: "y"}, {Namespace: "a", Name: "Y"},
 			{Namespace: "a", Name: "-y"}, {Namespace: "", Name: "y"}, {Namespace: "a", Name: strings.Repeat("y", 254)}, {Namespace: "a", Name: "y", UID: "u/../v"},
 		} {
-			r.Observe(t.Context(), releases(time.Duration(i), 1, cause.Cause{Kind: cause.AddFailed, Plugin: strings.Repeat(passes.Evil, 100), Pod: pod}))
+			r.Observe(t.Context(), releases(time.Duration(i), 1, cause.Cause{Kind: cause.AddFailed, Plugin: fmt.Sprint(i) + strings.Repeat(passes.Evil, 100), Pod: pod}))
 		}
 		pass(time.Hour)
 		api.mu.Lock()
