@@ -20,7 +20,7 @@ REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,n
 FUZZTIME ?= 1m
 SOAK ?= 10m
 INTERLEAVED ?= 100000
-BENCH ?= node,shell,large,locks,ipam,heal,agent
+BENCH ?= node,shell,large,locks,ipam,heal,agent,api
 
 CHECKS = -check gofmt='$(MAKE) -s fmt' -check vet='$(MAKE) -s vet' -check lint='$(MAKE) -s lint'
 TESTSUM = $(GO) run ./hack/testsum
@@ -94,7 +94,7 @@ demo: ## loses three DELs in a private namespace and gets the addresses back; ne
 	@$(GO) run ./hack/demo
 
 .PHONY: bench
-bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks,ipam,heal,agent selects
+bench: build deps ## the figures of docs/benchmarks.md; needs root; BENCH=node,shell,large,locks,ipam,heal,agent,api selects
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o bin/floor ./bench/floor
 	$(GO) run ./bench -commit '$(COMMIT)' -parts '$(BENCH)'
 

@@ -5,7 +5,8 @@
 //
 // Scope: `holdfast audit` as a whole process against the shell loop that operators use
 // and against the floor (bench/floor), its growth from 10,000 to 65,536 reservations,
-// and how long a sweep holds host-local's lock beside upstream's host-local (I12). The
+// how long a sweep holds host-local's lock beside upstream's host-local (I12), and what the
+// agents of a cluster ask of an API server (bench/api, with the rooms of the tests). The
 // figures of docs/benchmarks.md come from here.
 //
 // Non-scope: whether the answers are right, past a count that shows that the work

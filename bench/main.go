@@ -30,6 +30,7 @@ type limits struct {
 	manyReservs, manyNet int
 	releases, contenders int
 	contentionSeconds    int
+	agents, podsEach     int
 }
 
 func main() {
@@ -77,7 +78,7 @@ func parse(args []string) (settings, error) {
 	fs.StringVar(&s.ipam, "ipam", "bin/holdfast-ipam", "the holdfast-ipam `binary` to measure")
 	fs.StringVar(&s.commit, "commit", "unknown", "what the binary was built from")
 	fs.IntVar(&s.rounds, "rounds", 11, "how often each program is run")
-	fs.StringVar(&parts, "parts", "node,shell,large,locks,ipam,heal,agent", "what to measure: node, shell, large, locks, ipam, heal, agent")
+	fs.StringVar(&parts, "parts", "node,shell,large,locks,ipam,heal,agent,api", "what to measure: node, shell, large, locks, ipam, heal, agent, api")
 	fs.IntVar(&s.limits.reservations, "reservations", 10_000, "reservations of the node")
 	fs.IntVar(&s.limits.live, "netns", 250, "live namespaces of the node")
 	fs.IntVar(&s.limits.manyReservs, "large-reservations", 65_536, "reservations of the large node")
@@ -85,6 +86,8 @@ func parse(args []string) (settings, error) {
 	fs.IntVar(&s.limits.releases, "releases", 10_000, "releases of the sweep beside host-local")
 	fs.IntVar(&s.limits.contenders, "contenders", 8, "host-local processes beside the sweep")
 	fs.IntVar(&s.limits.contentionSeconds, "contention-limit", 900, "seconds after which the sweep beside host-local is given up")
+	fs.IntVar(&s.limits.agents, "agents", 200, "nodes of the cluster whose agents ask one API server")
+	fs.IntVar(&s.limits.podsEach, "pods", 30, "Pods of each of those nodes")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
@@ -93,7 +96,7 @@ func parse(args []string) (settings, error) {
 	}
 	s.parts = strings.Split(parts, ",")
 	for _, p := range s.parts {
-		if !slices.Contains([]string{"node", "shell", "large", "locks", "ipam", "heal", "agent"}, p) {
+		if !slices.Contains([]string{"node", "shell", "large", "locks", "ipam", "heal", "agent", "api"}, p) {
 			return s, fmt.Errorf("unknown part %q", p)
 		}
 	}
@@ -133,6 +136,11 @@ func bench(ctx context.Context, s settings, out io.Writer) error {
 	}
 	if slices.Contains(s.parts, "agent") {
 		if err := agentPart(ctx, s, out); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(s.parts, "api") {
+		if err := apiPart(ctx, s, out); err != nil {
 			return err
 		}
 	}

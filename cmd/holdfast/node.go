@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -175,7 +176,7 @@ func openNode(o *options, want access) (n *node, err error) {
 		Rand:    rand.Reader,
 	}
 	if k := o.kube; k != nil {
-		n.kube = kube.New(kube.Config{Client: k.client, Node: k.node, Clock: now, Timeout: o.timeout})
+		n.kube = kube.New(kube.Config{Client: k.client, Node: k.node, Clock: now, Timeout: o.timeout, Rand: mathrand.Float64})
 		n.engine.Late = []sweep.Witness{kubeWitness{n.kube}}
 	}
 	return n, nil

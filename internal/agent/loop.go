@@ -75,7 +75,7 @@ func (a *Agent) Run(ctx context.Context) {
 		a.conf.Fill.Note(p)
 		wait := time.Duration(float64(a.conf.Interval) * (0.9 + 0.2*a.conf.Rand()))
 		if !a.Answered() {
-			wait, delay = min(wait, delay), min(2*delay, a.conf.Interval)
+			wait, delay = min(wait, time.Duration(float64(delay)*(0.5+a.conf.Rand()))), min(2*delay, a.conf.Interval)
 		}
 		if len(a.conf.Fill.Pressed()) > 0 {
 			wait = min(wait, a.conf.PressureInterval)

@@ -2,7 +2,7 @@ package kube
 
 import (
 	"bytes"
-
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -36,6 +36,8 @@ type api struct {
 	accepts []string
 	node    *corev1.Node // nil: 404
 	pods    *corev1.PodList
+	// revision is what a list of one name is of; "": what pods is of.
+	revision string
 	// lie, by the first path element behind the version, answers instead.
 	lie map[string]http.HandlerFunc
 	end chan struct{} // closed when the test ends, for what hangs
@@ -67,14 +69,19 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.asks = append(a.asks, r.Method+" "+r.URL.String())
 	a.accepts = append(a.accepts, r.Header.Get("Accept"))
 	node, pods, lie := a.node, a.pods, a.lie[what]
+	revision := cmp.Or(a.revision, pods.ResourceVersion)
 	a.mu.Unlock()
 	switch {
 	case lie != nil:
 		lie(w, r)
 	case what == "nodes" && node != nil && r.URL.Path == "/api/v1/nodes/n1":
 		a.write(w, node)
+	case r.URL.Path == "/api/v1/pods" && older(pods.ResourceVersion, r.URL.Query().Get("resourceVersion")):
+		a.tooLarge(w, r) // at once here, after 3 s there
 	case r.URL.Path == "/api/v1/pods":
 		a.write(w, pods)
+	case r.URL.Path == "/api/v1/namespaces/default/pods":
+		a.write(w, &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: revision}})
 	default:
 		a.status(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	}
@@ -103,6 +110,14 @@ func (a *api) status(w http.ResponseWriter, code int32, reason metav1.StatusReas
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(code))
 	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"so it is \u001b[31m","reason":%q,"code":%d}`, reason, code)
+}
+
+// tooLarge says that the API server's memory is not that new yet, as it does.
+func (a *api) tooLarge(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Retry-After", "1")
+	w.WriteHeader(http.StatusGatewayTimeout)
+	fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Timeout: Too large resource version: 120, current: 100","reason":"Timeout","details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],"retryAfterSeconds":1},"code":504}`)
 }
 
 func (a *api) refuses(code int32, reason metav1.StatusReason) http.HandlerFunc {

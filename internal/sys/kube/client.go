@@ -142,10 +142,33 @@ func (c *Client) getNode(ctx context.Context, name string, fresh bool) (*corev1.
 	return n, nil
 }
 
-// listPods reads the Pods of a node from quorum: without a resourceVersion, and without a
-// limit, so that the answer is of one moment.
-func (c *Client) listPods(ctx context.Context, node string) (*corev1.PodList, error) {
-	list, err := ask[*corev1.PodList](ctx, c, c.rest.Get().Resource("pods").MaxRetries(0).Param("fieldSelector", "spec.nodeName="+node))
+// revision reads from quorum how far the history of the Pods has come, by a list of the one
+// Pod of a name, which need not exist: a read of one key, whatever the API server is.
+func (c *Client) revision(ctx context.Context) (string, error) {
+	r := c.rest.Get().Namespace("default").Resource("pods").MaxRetries(0).Param("fieldSelector", "metadata.name=holdfast")
+	list, err := ask[*corev1.PodList](ctx, c, r)
+	if err == nil && (list.ResourceVersion == "" || list.ResourceVersion == "0") {
+		err = errors.New("the answer has no resourceVersion, so it is no list")
+	}
+	if err != nil {
+		return "", &Error{"list", "pods", err}
+	}
+	return list.ResourceVersion, nil
+}
+
+// listPods reads the Pods of a node, not older than a revision: from the API server's memory,
+// which has them by node and waits some seconds to be that new. For a revision of "" it reads
+// from quorum, for which an API server before 1.31, or with an etcd before 3.4.31 and 3.5.13,
+// reads the Pods of the whole cluster. Without a limit, so that the answer is of one moment.
+func (c *Client) listPods(ctx context.Context, node, revision string) (*corev1.PodList, error) {
+	r := c.rest.Get().Resource("pods").MaxRetries(0).Param("fieldSelector", "spec.nodeName="+node)
+	if revision != "" {
+		r.Param("resourceVersion", revision).Param("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+	}
+	list, err := ask[*corev1.PodList](ctx, c, r)
+	if err == nil && older(list.ResourceVersion, revision) {
+		err = fmt.Errorf("the answer is of resourceVersion %s, older than the %s that was asked for", printable(list.ResourceVersion, 40), printable(revision, 40))
+	}
 	if err != nil {
 		return nil, &Error{"list", "pods", err}
 	}
@@ -155,8 +178,9 @@ func (c *Client) listPods(ctx context.Context, node string) (*corev1.PodList, er
 // ask sends r and decodes a whole answer of type T; any other is an error.
 func ask[T runtime.Object](ctx context.Context, c *Client, r *rest.Request) (T, error) {
 	var none T
-	body, err := r.Do(quiet(ctx)).Raw()
-	if err != nil {
+	answer := r.Do(quiet(ctx))
+	body, _ := answer.Raw()
+	if err := answer.Error(); err != nil { // what the Status in the body says, where there is one
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}

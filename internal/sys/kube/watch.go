@@ -17,7 +17,8 @@ type Watcher struct {
 	Wake   func()
 	// Rand gives numbers in [0, 1) that keep the watches of many nodes apart.
 	Rand func() float64
-	// Shortest and Longest are the waits between two connections; 0: 1 s and 1 min.
+	// Shortest and Longest are the waits between two connections, spread by half to either
+	// side; 0: 10 s and 1 min. When an API server comes back, all nodes connect.
 	Shortest, Longest time.Duration
 	// Trouble, unless nil, is told why a connection ended.
 	Trouble func(error)
@@ -30,7 +31,7 @@ const steady = time.Minute
 func (w *Watcher) Run(ctx context.Context) {
 	shortest, longest := w.Shortest, w.Longest
 	if shortest <= 0 {
-		shortest = time.Second
+		shortest = 10 * time.Second
 	}
 	if longest <= 0 {
 		longest = time.Minute
@@ -58,11 +59,19 @@ func (w *Watcher) Run(ctx context.Context) {
 
 // once is one connection; nil when the API server ended it in its time.
 func (w *Watcher) once(ctx context.Context) error {
+	// From now on: a watch from resourceVersion 0 begins with all there are, and thousands of
+	// nodes begin at once when an API server comes back.
+	soon, cancel := context.WithTimeout(ctx, DefaultTimeout)
+	revision, err := w.Client.revision(soon)
+	cancel()
+	if err != nil {
+		return err
+	}
 	// Of what has ended nothing is selected, so that a Pod that ends is one that is deleted,
 	// and the metadata say enough.
 	r := w.Client.rest.Get().Resource("pods").MaxRetries(0).
 		Param("fieldSelector", "spec.nodeName="+w.Node+",status.phase!=Succeeded,status.phase!=Failed").
-		Param("watch", "true").Param("resourceVersion", "0").
+		Param("watch", "true").Param("resourceVersion", revision).
 		Param("timeoutSeconds", fmt.Sprint(300+int(w.Rand()*300))).
 		SetHeader("Accept", protobuf+";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
 	events, err := r.Watch(quiet(ctx))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-const watchN1 = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed&resourceVersion=0&timeoutSeconds=450&watch=true"
+const watchN1 = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed&resourceVersion=100&timeoutSeconds=450&watch=true"
 
 // streams sends watch events, as an API server frames them in protobuf, and then holds the
 // connection, or ends it.
@@ -92,11 +93,24 @@ func TestWatchWakes(t *testing.T) {
 	if n := wakes.Load(); n != 2 || len(troubles) > 0 {
 		t.Errorf("%d wakes, %d troubles", n, len(troubles))
 	}
-	if d := cmp.Diff([]string{watchN1}, a.asked()); d != "" {
+	if d := cmp.Diff([]string{revision, watchN1}, a.asked()); d != "" {
 		t.Error(d)
 	}
-	if got := a.accepts[0]; !strings.HasPrefix(got, protobuf+";as=PartialObjectMetadata") {
+	if got := a.accepts[1]; !strings.HasPrefix(got, protobuf+";as=PartialObjectMetadata") {
 		t.Errorf("accepts %q", got)
+	}
+}
+
+// What the watch begins from is from quorum, or there is no watch.
+func TestWatchWithoutRevision(t *testing.T) {
+	a := newAPI(t)
+	a.lie["namespaces"] = a.refuses(503, metav1.StatusReasonServiceUnavailable)
+	_, troubles := watching(t, a)
+	if err := <-troubles; !strings.HasPrefix(err.Error(), "list pods: ") {
+		t.Error(err)
+	}
+	if got := a.asked(); slices.Contains(got, watchN1) {
+		t.Errorf("asked %q", got)
 	}
 }
 

@@ -8,7 +8,9 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 )
@@ -28,6 +30,8 @@ type Config struct {
 	// Clock reads the clocks of this machine; its boot ID is what the Node object must carry.
 	Clock   func() claim.Instant
 	Timeout time.Duration
+	// Rand gives numbers in [0, 1) that keep the nodes of a cluster apart; nil: 0.5 always.
+	Rand func() float64
 }
 
 // Witness asks the API server for the Pods of this node. Safe for concurrent use; one
@@ -40,12 +44,18 @@ type Witness struct {
 	// identified is when the Node object was last seen to be this machine's.
 	identified claim.Instant
 	version    string // of the last list
+	// whole is when a list from quorum was found to be what serves best here.
+	whole claim.Instant
+	brake brake
 }
 
 // New is the witness; it asks nothing yet.
 func New(c Config) *Witness {
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
+	}
+	if c.Rand == nil {
+		c.Rand = func() float64 { return 0.5 }
 	}
 	w := &Witness{c: c, slot: make(chan struct{}, 1)}
 	w.slot <- struct{}{}
@@ -95,7 +105,7 @@ func (w *Witness) inTime(ctx context.Context, now claim.Instant) (*claim.KubeFac
 	}
 	got := make(chan answer, 1)
 	go func() {
-		facts, err := w.ask(ctx, now)
+		facts, err := w.braked(ctx, now)
 		w.slot <- struct{}{}
 		got <- answer{facts, err}
 	}()
@@ -113,7 +123,7 @@ func (w *Witness) ask(ctx context.Context, now claim.Instant) (*claim.KubeFacts,
 			return nil, err
 		}
 	}
-	list, err := w.c.Client.listPods(ctx, w.c.Node)
+	list, err := w.list(ctx, now)
 	if err != nil {
 		return nil, err
 	}
@@ -137,6 +147,47 @@ func (w *Witness) ask(ctx context.Context, now claim.Instant) (*claim.KubeFacts,
 	}
 	return facts, nil
 }
+
+// list asks for the Pods as they are now or will be: how far the history has come, from quorum,
+// and the Pods not older than that. So the API server reads neither etcd nor its memory as a
+// whole, of whatever age it is.
+func (w *Witness) list(ctx context.Context, now claim.Instant) (*corev1.PodList, error) {
+	w.mu.Lock()
+	since, ok := now.Since(w.whole)
+	w.mu.Unlock()
+	known := ok && since < wholeFor
+	if !known {
+		revision, err := w.c.Client.revision(ctx)
+		if err != nil {
+			return nil, err
+		}
+		list, err := w.c.Client.listPods(ctx, w.c.Node, revision)
+		if !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
+			return list, err
+		}
+	}
+	// Its memory knows of no write of a Pod since, and an old etcd does not tell it that there
+	// was none.
+	start := w.c.Clock()
+	list, err := w.c.Client.listPods(ctx, w.c.Node, "")
+	took, ok := w.c.Clock().Since(start)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case err != nil || !ok || took > wholeCheap:
+		w.whole = claim.Instant{}
+	case !known:
+		w.whole = now
+	}
+	return list, err
+}
+
+// wholeFor is how long a list from quorum is asked for at once, where the other waited in vain and
+// this one took at most wholeCheap: in a small cluster in which little happens.
+const (
+	wholeFor   = 10 * time.Minute
+	wholeCheap = time.Second
+)
 
 func (w *Witness) isKnown(now claim.Instant) bool {
 	w.mu.Lock()

@@ -21,8 +21,11 @@ import (
 const (
 	getN1    = "GET /api/v1/nodes/n1?resourceVersion=0"
 	getFresh = "GET /api/v1/nodes/n1"
-	// Without a resourceVersion, so from quorum; without a limit, so in one piece.
-	list = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1"
+	// Without a resourceVersion, so from quorum.
+	revision = "GET /api/v1/namespaces/default/pods?fieldSelector=metadata.name%3Dholdfast"
+	// Without a limit, so in one piece.
+	list  = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=100&resourceVersionMatch=NotOlderThan"
+	whole = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1"
 )
 
 func TestAsk(t *testing.T) {
@@ -54,10 +57,11 @@ func TestAsk(t *testing.T) {
 	if got.Witness != claim.WitnessKube || got.Asked.Mono != time.Hour+1 || got.Took != 1 || got.Detail != "node n1: 4 Pods" {
 		t.Errorf("%+v", got)
 	}
-	if d := cmp.Diff([]string{getN1, list}, a.asked()); d != "" {
+	if d := cmp.Diff([]string{getN1, revision, list}, a.asked()); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{"application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf,application/json"}, a.accepts); d != "" {
+	accept := "application/vnd.kubernetes.protobuf,application/json"
+	if d := cmp.Diff([]string{accept, accept, accept}, a.accepts); d != "" {
 		t.Error(d)
 	}
 
@@ -65,7 +69,7 @@ func TestAsk(t *testing.T) {
 	for _, r := range []struct {
 		wait time.Duration
 		want []string
-	}{{identityFor - time.Second, []string{list}}, {time.Second, []string{getN1, list}}, {time.Second, []string{list}}} {
+	}{{identityFor - time.Second, []string{revision, list}}, {time.Second, []string{getN1, revision, list}}, {time.Second, []string{revision, list}}} {
 		c.wait(r.wait)
 		complete(t, w.Ask(t.Context()), 4)
 		if d := cmp.Diff(r.want, a.asked()); d != "" {
@@ -89,7 +93,7 @@ func TestEmptyList(t *testing.T) {
 	a.pods.Items = nil
 	a.asked()
 	complete(t, w.Ask(t.Context()), 0)
-	if d := cmp.Diff([]string{list, getFresh}, a.asked()); d != "" {
+	if d := cmp.Diff([]string{revision, list, getFresh}, a.asked()); d != "" {
 		t.Error(d)
 	}
 	a.node = nil // deleted, and with it its Pods
@@ -117,13 +121,19 @@ func TestLies(t *testing.T) {
 	refuse := func(code int32, reason metav1.StatusReason) func(a *api) http.HandlerFunc {
 		return func(a *api) http.HandlerFunc { return a.refuses(code, reason) }
 	}
+	revisionLie := func(h func(a *api) http.HandlerFunc) func(*api) { return func(a *api) { a.lie["namespaces"] = h(a) } }
+	revisionSays := func(version string) func(*api) {
+		return revisionLie(func(a *api) http.HandlerFunc {
+			return a.says(protobuf, string(a.encode(&corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: version}})))
+		})
+	}
 	count := int64(7)
 	for _, r := range []struct {
 		name string
 		lie  func(*api)
 		why  string
 	}{
-		{"500", podsLie(refuse(500, metav1.StatusReasonInternalError)), "list pods: an error on the server"},
+		{"500", podsLie(refuse(500, metav1.StatusReasonInternalError)), "list pods: \"so it is"},
 		{"503", podsLie(refuse(503, metav1.StatusReasonServiceUnavailable)), "list pods: "},
 		{"504, etcd timed out", podsLie(refuse(504, metav1.StatusReasonTimeout)), "list pods: "},
 		{"429", podsLie(func(a *api) http.HandlerFunc {
@@ -178,6 +188,14 @@ func TestLies(t *testing.T) {
 		{"a Pod without name", podsSay(func(l *corev1.PodList) { l.Items[0].Name = "" }), "name or UID"},
 		{"a Pod twice", podsSay(func(l *corev1.PodList) { l.Items[1] = l.Items[0] }), "twice"},
 		{"an address that is none", podsSay(func(l *corev1.PodList) { l.Items[0].Status.PodIPs[0].IP = "10.1.0" }), "which is none"},
+		{"older than the revision", podsSay(func(l *corev1.PodList) { l.ResourceVersion = "99" }), "resourceVersion 99, older than the 100"},
+		{"504 that is not of a revision, for it", revisionLie(refuse(504, metav1.StatusReasonTimeout)), "list pods: "},
+		{"429 for the revision", revisionLie(refuse(429, metav1.StatusReasonTooManyRequests)), "list pods: "},
+		{"403 for the revision", revisionLie(refuse(403, metav1.StatusReasonForbidden)), "list pods: forbidden"},
+		{"the revision hangs", revisionLie(func(a *api) http.HandlerFunc { return a.hangs(nil) }), "list pods: no whole answer in time"},
+		{"the revision is none", revisionSays(""), "it is no list"},
+		{"the revision is any", revisionSays("0"), "it is no list"},
+		{"the revision is a Node", revisionLie(func(a *api) http.HandlerFunc { return a.says(protobuf, string(a.encode(a.node))) }), "the answer is a v1.Node"},
 		{"control characters", podsSay(func(l *corev1.PodList) { l.Items[0].Name = "\x1b[31m" }), "name or UID"},
 	} {
 		t.Run(r.name, func(t *testing.T) {
@@ -197,9 +215,123 @@ func TestLies(t *testing.T) {
 			a.lie, a.node = map[string]http.HandlerFunc{}, node
 			a.node.Status.NodeInfo.BootID = bootA
 			w.c.Timeout = 5 * time.Second
+			c.wait(firstRest + 2*time.Second)
 			complete(t, w.Ask(t.Context()), 2)
 		})
 	}
+}
+
+// The Pods are not older than what quorum said first. An API server whose memory hears of no write
+// cannot tell; then quorum is asked for the list, and for some time at once, where that is cheap.
+func TestRevision(t *testing.T) {
+	a, c := newAPI(t), newClock()
+	w := a.witness(c)
+	complete(t, w.Ask(t.Context()), 2)
+	expect := func(pods int, want ...string) {
+		t.Helper()
+		a.asked()
+		complete(t, w.Ask(t.Context()), pods)
+		if d := cmp.Diff(want, a.asked()); d != "" {
+			t.Error(d)
+		}
+	}
+	later := strings.Replace(list, "=100", "=120", 1)
+	a.revision = "120"
+	expect(2, revision, later, whole)
+	a.pods.Items = a.pods.Items[:1]
+	for range 3 {
+		c.wait(time.Minute)
+		expect(1, whole)
+	}
+	a.pods.ResourceVersion = "121" // it heard of a write
+	c.wait(wholeFor - 4*time.Minute)
+	expect(1, whole)
+	c.wait(2 * time.Minute)
+	expect(1, getN1, revision, later)
+
+	// Where it is dear, the other way is tried each time.
+	a.revision = "130"
+	later = strings.Replace(list, "=100", "=130", 1)
+	a.lie["pods"] = func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("resourceVersion") != "" {
+			a.tooLarge(rw, r)
+			return
+		}
+		c.wait(2 * wholeCheap)
+		a.write(rw, a.pods)
+	}
+	expect(1, revision, later, whole)
+	expect(1, revision, later, whole)
+	// Nor does cheap stay cheap for ever.
+	w.whole = c.Now()
+	expect(1, whole)
+	expect(1, revision, later, whole)
+	// What fails there is no answer.
+	w.whole = c.Now()
+	a.lie["pods"] = a.refuses(500, metav1.StatusReasonInternalError)
+	silent(t, w.Ask(t.Context()), "so it is")
+	a.lie["pods"] = nil
+	a.pods.ResourceVersion = "131"
+	expect(1, revision, later)
+}
+
+// An API server that has too much to do is left alone, longer each time and at least as long as it
+// asks, and meanwhile there is no answer. Another error makes nobody wait.
+func TestBrake(t *testing.T) {
+	a, c := newAPI(t), newClock()
+	w := a.witness(c)
+	random := 0.5
+	w.c.Rand = func() float64 { return random }
+	busy := func(after string) http.HandlerFunc {
+		return func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Retry-After", after)
+			http.Error(rw, "Too many requests, please try again later.", http.StatusTooManyRequests)
+		}
+	}
+	a.lie["namespaces"] = a.refuses(500, metav1.StatusReasonInternalError)
+	silent(t, w.Ask(t.Context()), "so it is")
+	a.lie["namespaces"] = busy("1")
+	refused := func(rest time.Duration) {
+		t.Helper()
+		a.asked()
+		silent(t, w.Ask(t.Context()), "list pods: ")
+		if len(a.asked()) == 0 {
+			t.Fatal("not asked")
+		}
+		c.wait(rest - time.Second)
+		silent(t, w.Ask(t.Context()), "not asked again for ")
+		if got := a.asked(); len(got) > 0 {
+			t.Fatalf("asked %q", got)
+		}
+		c.wait(time.Second)
+	}
+	refused(6 * time.Second)
+	refused(11 * time.Second)
+	random = 0
+	refused(11 * time.Second)
+	random = 1
+	refused(61 * time.Second)
+	a.lie["namespaces"] = busy("100")
+	random = 0.5
+	refused(180 * time.Second)
+	refused(260 * time.Second)
+	a.lie["namespaces"] = busy("86400")
+	refused(2 * longestRest)
+	refused(2 * longestRest)
+	a.lie["namespaces"] = nil
+	complete(t, w.Ask(t.Context()), 2)
+	a.lie["namespaces"] = busy("1")
+	refused(6 * time.Second) // from the beginning
+	w.c.Timeout = 200 * time.Millisecond
+	a.lie["namespaces"] = a.hangs(nil)
+	silent(t, w.Ask(t.Context()), "no whole answer in time")
+	<-w.slot // what hung has ended
+	w.slot <- struct{}{}
+	c.wait(9 * time.Second)
+	silent(t, w.Ask(t.Context()), "not asked again for 1s, since it has too much to do: list pods: no whole answer in time")
+	c.now.Boot = bootB // another clock
+	a.lie["namespaces"] = nil
+	silent(t, w.Ask(t.Context()), "not of this machine and boot")
 }
 
 // An old list is silence, once: an etcd that was restored from a copy counts from then on.
@@ -270,6 +402,9 @@ func TestStuckBelow(t *testing.T) {
 	}
 	close(free)
 	w.c.Timeout = 5 * time.Second
+	<-w.slot // the first has ended
+	w.slot <- struct{}{}
+	c.wait(firstRest)
 	complete(t, w.Ask(t.Context()), 2)
 }
 
@@ -301,7 +436,7 @@ func TestTokenFile(t *testing.T) {
 			a.write(w, a.pods)
 		}
 	}
-	a.lie["nodes"], a.lie["pods"] = check, check
+	a.lie["nodes"], a.lie["pods"], a.lie["namespaces"] = check, check, check
 	file := filepath.Join(t.TempDir(), "token")
 	for _, token := range []string{"one", "two"} {
 		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {

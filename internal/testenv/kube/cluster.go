@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -44,6 +45,8 @@ type Options struct {
 	// WithoutControllers leaves out the controller-manager and the scheduler: Pods need
 	// a NodeName, nobody makes ServiceAccounts, and their tokens are not mounted.
 	WithoutControllers bool
+	// Etcd is the program, Debian's (3.4) when empty.
+	Etcd string
 }
 
 // Cluster is a control plane with its nodes. Its methods are for one goroutine at a time
@@ -283,7 +286,7 @@ func (c *Cluster) programs(o Options) {
 	log := func(name string) string { return c.file(name + ".log") }
 	c.Etcd = &Program{
 		Name: "etcd", Log: log("etcd"), within: c.net.Do,
-		args: []string{"/usr/bin/etcd", "--data-dir=" + c.file("etcd"), "--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
+		args: []string{cmp.Or(o.Etcd, "/usr/bin/etcd"), "--data-dir=" + c.file("etcd"), "--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
 			"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 			"--initial-cluster=default=http://127.0.0.1:2380", "--logger=zap", "--log-level=warn", "--log-outputs=stderr", "--snapshot-count=10000"},
 		ready: c.healthy(etcdURL+"/health", nil),
