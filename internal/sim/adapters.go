@@ -59,6 +59,13 @@ type kernelWitness struct{ n *Node }
 func (k kernelWitness) Name() string                                { return "proc" }
 func (k kernelWitness) Ask(context.Context, bool) []claim.Testimony { return k.n.Kernel() }
 
+type kubeWitness struct{ n *Node }
+
+func (k kubeWitness) Name() string { return claim.WitnessKube }
+func (k kubeWitness) Ask(context.Context, bool) []claim.Testimony {
+	return []claim.Testimony{k.n.Kube()}
+}
+
 type criWitness struct{ p *process }
 
 func (c criWitness) Name() string { return claim.WitnessCRI }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -110,6 +111,76 @@ func (w *World) hear(r *run, t told, ok bool) {
 	}
 }
 
+// hearKube takes the API server's answer in. It is one more moment at which everybody has
+// spoken.
+func (w *World) hearKube(r *run, t told) {
+	r.kube = &t
+	if w.subject.Duties().Gates && r.unheard == 0 {
+		w.sighting(r)
+	}
+}
+
+// kubeFor is how old the API server's word may be when something goes.
+const kubeFor = 30*time.Second + maxAge
+
+// checkKube: where the API server must answer, something was released. It has, since the
+// listing, and not long ago.
+func (w *World) checkKube(r *run, f *file) {
+	at := w.mono
+	if r.lockAt > 0 {
+		at = r.lockAt
+	}
+	switch {
+	case r.kube == nil || r.kube.State != claim.StateComplete || w.kubeContradicted(r):
+		w.violate("I5", "%s was released, and the API server, which must answer, had not", f.path)
+	case r.kube.at < r.listedAt:
+		w.violate("I6", "%s was released on the word of the API server, asked before the listing", f.path)
+	case at-r.kube.at > kubeFor:
+		w.violate("G3", "%s was released %s after the API server was asked", f.path, at-r.kube.at)
+	}
+}
+
+// kubeContradicted: the runtimes have Ready sandboxes of Pods from the API, and it lists none
+// of these Pods (case F6).
+func (w *World) kubeContradicted(r *run) bool {
+	c, ready := r.told[2].CRI, 0
+	if c == nil {
+		return false
+	}
+	for i := range c.Sandboxes {
+		if b := &c.Sandboxes[i]; b.Ready && b.FromAPI {
+			if ready++; r.kubeHas(b.Pod.UID) {
+				return false
+			}
+		}
+	}
+	return ready > 0
+}
+
+func (r *run) kubeHas(uid string) bool {
+	return slices.ContainsFunc(r.kube.Kube.Pods, func(p claim.KubePod) bool { return p.UID == uid })
+}
+
+// kubeGone: the API server was heard, and lacks the Pod of b, which came from it.
+func (w *World) kubeGone(r *run, b *claim.Sandbox) bool {
+	return r.kube != nil && r.kube.State == claim.StateComplete && b.FromAPI && !w.kubeContradicted(r) && !r.kubeHas(b.Pod.UID)
+}
+
+// podHas: by the API server a Pod has f's address, and no other reservation of it is there.
+func (w *World) podHas(r *run, f *file) bool {
+	if r.kube == nil || r.kube.State != claim.StateComplete || w.kubeContradicted(r) {
+		return false
+	}
+	for _, g := range w.ledger.files {
+		if g != f && g.addr == f.addr {
+			return false
+		}
+	}
+	return slices.ContainsFunc(r.kube.Kube.Pods, func(p claim.KubePod) bool {
+		return !p.Ended() && slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return a.String() == f.addr })
+	})
+}
+
 // sighting is a moment at which every required witness has spoken.
 func (w *World) sighting(r *run) {
 	if !r.judged {
@@ -120,7 +191,7 @@ func (w *World) sighting(r *run) {
 		if s == nil {
 			continue
 		}
-		who, _, alive := r.says(f)
+		who, _, alive := w.says(r, f)
 		switch {
 		case alive:
 			r.alive = append(r.alive, s)
@@ -154,7 +225,10 @@ const notReady = "NotReady at "
 // says is what a process was last told of f: who says so, whether an absence by that takes
 // the longer grace, and whether somebody says alive. Where it is not plain it is taken for
 // plain absence.
-func (r *run) says(f *file) (who []string, slow, alive bool) {
+func (w *World) says(r *run, f *file) (who []string, slow, alive bool) {
+	if w.podHas(r, f) {
+		return nil, false, true
+	}
 	kernel := "kernel"
 	noOwner := claim.ParseOwner(f.content).Shape == claim.ShapeNone
 	if k := r.told[0].Kernel; k != nil && f.c != nil && !noOwner {
@@ -182,7 +256,7 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 	if c == nil {
 		return who, slow, false
 	}
-	stale := ""
+	stale, gone := "", false
 	for i := range c.Sandboxes {
 		b := &c.Sandboxes[i]
 		if f.c == nil || noOwner || b.ID != f.c.id {
@@ -195,7 +269,8 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 		newer := slices.ContainsFunc(c.Sandboxes, func(o claim.Sandbox) bool {
 			return o.Ready && o.Endpoint == b.Endpoint && o.Pod.UID == b.Pod.UID && o.Created > b.Created
 		})
-		slow = slow || !newer
+		gone = gone || !newer && w.kubeGone(r, b)
+		slow = slow || !newer && !gone
 	}
 	for i := range c.Runtimes {
 		if rt := &c.Runtimes[i]; rt.State == claim.StateComplete && rt.Endpoint != stale {
@@ -207,6 +282,9 @@ func (r *run) says(f *file) (who []string, slow, alive bool) {
 	}
 	if stale != "" {
 		who = append(who, notReady+stale)
+	}
+	if gone {
+		who = append(who, "its Pod is gone")
 	}
 	return who, slow, false
 }
@@ -232,7 +310,7 @@ func (w *World) early(r *run, f *file) string {
 	if s == nil {
 		return "it was not listed"
 	}
-	who, slow, alive := r.says(f)
+	who, slow, alive := w.says(r, f)
 	need := grace
 	if slow {
 		need = orphanGrace
@@ -284,7 +362,7 @@ func (w *World) checkGates(r *run, f *file) {
 			w.violate("G3", "%s was released %s after %s was asked", f.path, at-t.at, t.Witness)
 		}
 	}
-	if _, _, alive := r.says(f); alive {
+	if _, _, alive := w.says(r, f); alive {
 		w.violate("G3", "%s was released, though the last answers call it alive", f.path)
 	}
 	s, dir := w.seen[f.mark], filepath.Dir(f.path)

@@ -50,10 +50,13 @@ func generate(seed uint64, steps int, subject Subject) (*World, Result) {
 	r := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))
 	cfg := randomConfig(r)
 	cfg.Agent = seed%4 == 3
+	// By numbers of its own, so that the seeds' scripts stay what they were.
+	own := rand.New(rand.NewPCG(seed, 0x6b756265))
+	cfg.Kube = []int{0, 0, 0, 1, 1, 2}[own.IntN(6)]
 	w := newWorld(cfg, subject)
 	w.stats.Pairs = map[[2]string]int{}
 	s := Script{{Name: "config", Text: cfg.text()}}
-	g := generator{r: r, w: w}
+	g := generator{r: r, own: own, w: w}
 	for _, d := range w.table {
 		g.total += d.weight
 	}
@@ -80,6 +83,7 @@ func generate(seed uint64, steps int, subject Subject) (*World, Result) {
 
 type generator struct {
 	r     *rand.Rand
+	own   *rand.Rand
 	w     *World
 	total int
 	story []Op // what is left of one
@@ -153,6 +157,15 @@ var agentStories = [...]string{
 	"add S 0 0\n leak S\n gc\n wait 4\n gc\n reuse S 0 8\n finish S\n gc\n wipe 0\n gc",
 }
 
+// kubeStories are about what the API server's word is worth.
+var kubeStories = [...]string{
+	// NotReady, and its Pod is gone in the API, or is there; an address by its status; silence.
+	"add S 0 0\n crash S\n rmnetns S\n poddel S\n gc\n wait 4\n gc",
+	"add S 0 0\n crash S\n rmnetns S\n gc\n wait 4\n poddel S\n gc",
+	"add S 0 0\n podsync\n leak S\n gc\n wait 4\n gc\n podsync\n gc\n wait 4\n gc",
+	"add S 0 0\n leak S\n api 1\n gc\n wait 4\n gc\n api 0\n gc",
+}
+
 // next picks an operation that would do something; one in seven happens in the middle of
 // the next command.
 func (g *generator) next() Op {
@@ -166,7 +179,11 @@ func (g *generator) next() Op {
 		if g.w.cfg.Agent {
 			list = slices.Concat(agentStories[:], list)
 		}
-		g.story = g.tell(list[g.r.IntN(len(list))])
+		story := list[g.r.IntN(len(list))]
+		if g.w.cfg.Kube > 0 && g.own.IntN(3) == 0 {
+			story = kubeStories[g.own.IntN(len(kubeStories))]
+		}
+		g.story = g.tell(story)
 	}
 	for range 8 {
 		d := g.pick()

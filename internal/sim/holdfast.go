@@ -121,6 +121,9 @@ func (h *Holdfast) open(n *Node, verb Verb) (*process, error) {
 		Memory:       memory{p.state}, Journal: p.journal, Vault: vault{p.vault, n}, Holds: holds{p.state, n},
 		Sides: sides{n, cache}, Clock: n.Now, Rand: h.rand,
 	}
+	if n.w.cfg.Kube > 0 && verb != Heal {
+		p.engine.Late = []sweep.Witness{kubeWitness{n}}
+	}
 	return p, nil
 }
 
@@ -140,6 +143,9 @@ func (p *process) close() {
 func (p *process) policy() verdict.Policy {
 	pol := verdict.Policy{
 		Required: []string{claim.WitnessKernel, claim.WitnessProcess, claim.WitnessCRI}, CRINone: !p.n.w.cfg.cri(), Grace: grace, OrphanGrace: orphanGrace,
+	}
+	if p.n.w.cfg.Kube == 1 && p.heals == nil {
+		pol.Required = append(pol.Required, claim.WitnessKube)
 	}
 	if p.heals != nil {
 		p.heals.press(&pol)

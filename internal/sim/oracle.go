@@ -92,14 +92,16 @@ type run struct {
 
 	// For the gates: what it was told last, by witness, and when it had decided.
 	told     [4]told
+	kube     *told         // what the API server said last
+	listedAt time.Duration // when the stores were listed
 	judged   bool
 	unasked  int // required witnesses that were not asked since
 	unjudged int // that had not testified since the listing by then
 	early    map[string]string
 	doubles  map[string]string // store -> an address of it that two namespaces held by then
-	proven   map[string]bool // by the boots, when it was judged
-	alive    []*seen         // of which it was told that they are alive
-	faulty   bool            // something was wrong with the disk, so that it may not remember
+	proven   map[string]bool   // by the boots, when it was judged
+	alive    []*seen           // of which it was told that they are alive
+	faulty   bool              // something was wrong with the disk, so that it may not remember
 	moves    int
 	lockAt   time.Duration // when it last took the lock of a store, if something was set to happen
 	locks    int
@@ -231,6 +233,9 @@ func (w *World) removed(r *run, f *file) {
 	}
 	if duties.Silence && r.unheard != 0 {
 		w.unheard(r, f)
+	}
+	if duties.Silence && w.cfg.Kube == 1 && r.cmd.Verb != Heal {
+		w.checkKube(r, f)
 	}
 	if duties.Gates {
 		w.checkGates(r, f)

@@ -28,6 +28,7 @@ const (
 	noGrace                           // one sighting
 	late                              // what is decided is done at the next sweep, whatever lies there then
 	oneRuntime                        // the list of one runtime alone says who is alive
+	kubeConvicts                      // a sandbox whose Pod the API does not have is dead
 )
 
 // collector is a small and careful one: it lists before it asks, hears silence and a bad
@@ -118,6 +119,11 @@ func (c *collector) ask(n *Node) (words, error) {
 	if t := n.Runtimes(c.known, true); t.State == claim.StateComplete {
 		w.cri = t.CRI
 	}
+	if c.has(kubeConvicts) {
+		if w.pods, err = n.Pods(); err != nil {
+			return w, err
+		}
+	}
 	_, err = n.Boot()
 	if w.cri != nil {
 		for _, rt := range w.cri.Runtimes {
@@ -192,6 +198,11 @@ func (c *collector) alive(r *claim.Resource, w words) bool {
 	if c.has(statusIsTruth) {
 		return slices.ContainsFunc(w.pods, func(p Pod) bool { return slices.Contains(p.IPs, r.Addr.String()) })
 	}
+	if c.has(kubeConvicts) && slices.ContainsFunc(w.cri.Sandboxes, func(b claim.Sandbox) bool {
+		return b.ID == r.Owner.ID && !slices.ContainsFunc(w.pods, func(p Pod) bool { return p.UID == b.Pod.UID })
+	}) {
+		return false
+	}
 	listed := func(b claim.Sandbox) bool { return b.ID == r.Owner.ID || slices.Contains(b.Addrs, r.Addr) }
 	switch {
 	case c.has(oneRuntime):
@@ -248,6 +259,7 @@ func TestKnownBadPolicies(t *testing.T) {
 		{"one sighting, no grace", "most loops that operators run", noGrace, 0, 30},
 		{"does later what it decided, without looking again", "calico #3589", late, 0, 120},
 		{"collects by one runtime's list", "cni #1086", oneRuntime, 0, 30},
+		{"believes the API that a Pod is gone", "k8s #29845", kubeConvicts, 0, 30},
 	} {
 		t.Run(p.seen+" "+p.name, func(t *testing.T) {
 			if row := fmt.Sprintf("| %s | %s |", p.name, p.seen); !strings.Contains(string(doc), row) {

@@ -199,6 +199,7 @@ func (w *World) quiesce() {
 			w.dropNS(c) // the kubelet stops what is not ready
 		}
 	}
+	w.pods.settle(w)
 	w.seq++
 	w.command(Command{Verb: Unhold})
 	// What was seen once goes after its grace; what waits for another's namespace goes after
@@ -315,6 +316,8 @@ func parseConfig(text string) (Config, error) {
 			c.Follow = n != 0
 		case "ipam":
 			c.IPAM = n % 3
+		case "kube":
+			c.Kube = n % 3
 		case "cross":
 			c.Cross = n != 0
 		case "agent":
@@ -340,6 +343,9 @@ func (c Config) text() string {
 	text := fmt.Sprintf("dual=%d small=%d follow=%d cross=%d runtimes=%d cap=%d ipam=%d", bit(c.Dual), bit(c.Small), bit(c.Follow), bit(c.Cross), c.Runtime, c.Cap, c.IPAM)
 	if c.Agent {
 		text += " agent=1"
+	}
+	if c.Kube > 0 {
+		text += fmt.Sprintf(" kube=%d", c.Kube)
 	}
 	return text
 }

@@ -107,6 +107,7 @@ func (n *Node) listing() {
 	all := n.w.witnesses()
 	n.r.before |= all &^ n.r.unheard
 	n.r.listed, n.r.unheard, n.r.blind = n.w.seq, all, false
+	n.r.listedAt = n.w.mono
 	if n.w.subject.Duties().Gates {
 		n.w.mark(n.r)
 	}
@@ -144,6 +145,16 @@ func (n *Node) Boot() (string, error) {
 	id, err := n.w.askBoot()
 	n.w.hear(n.r, t, err == nil && id == n.w.boot())
 	return id, err
+}
+
+// Kube asks the API server, as a witness.
+func (n *Node) Kube() claim.Testimony {
+	if !n.ask() {
+		return claim.Testimony{Witness: claim.WitnessKube, State: claim.StateSilent, Asked: n.w.now()}
+	}
+	t := n.w.askKube()
+	n.w.hearKube(n.r, told{t.Asked.Mono, t})
+	return t
 }
 
 // Pods lists this node's Pods from the API server: fresh, stale, empty or an error.

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -171,7 +172,7 @@ func (w *World) sandboxes(rt int, detail bool) []claim.Sandbox {
 		}
 		b := claim.Sandbox{
 			ID: c.id, Endpoint: w.rts[rt].endpoint, Ready: c.ready, Created: c.created, Attempt: uint32(c.n),
-			Pod: claim.Pod{Namespace: "default", Name: podName(c.slot), UID: c.uid},
+			Pod: claim.Pod{Namespace: "default", Name: podName(c.slot), UID: c.uid}, FromAPI: c.slot != staticSlot,
 		}
 		if detail {
 			if c.ns != nil {
@@ -220,10 +221,12 @@ const (
 	nAPIModes  = 4
 )
 
-// created: a Pod is there before its sandbox, without addresses. Slot 5 has a static Pod
-// whose mirror Pod is missing.
+// staticSlot has a static Pod whose mirror Pod is missing (case F16).
+const staticSlot = 5
+
+// created: a Pod is there before its sandbox, without addresses.
 func (a *apiServer) created(w *World, c *container) {
-	if c.slot == 5 || w.rts[c.rt].endpoint == "" {
+	if c.slot == staticSlot || w.rts[c.rt].endpoint == "" {
 		return
 	}
 	a.deleted(c.uid)
@@ -248,6 +251,47 @@ func (a *apiServer) sync(w *World) {
 			}
 		}
 	}
+}
+
+// settle is what comes of it when kubelet and controllers work: every Pod that runs is there,
+// with its addresses, and no other.
+func (a *apiServer) settle(w *World) {
+	a.now = nil
+	for _, c := range w.traces {
+		if c.up {
+			a.created(w, c)
+		}
+	}
+	a.sync(w)
+}
+
+// askKube is the testimony of the API server. It fails at once or slowly; an empty list is
+// another node's at times.
+func (w *World) askKube() claim.Testimony {
+	t := claim.Testimony{Witness: claim.WitnessKube, State: claim.StateSilent, Asked: w.now()}
+	mode := w.mode.api
+	list, err := w.pods.list(mode)
+	if err != nil {
+		if w.seq%2 == 1 {
+			w.pass(8*time.Second, true)
+		}
+		t.Detail = err.Error()
+		return t
+	}
+	t.State, t.Kube = claim.StateComplete, &claim.KubeFacts{Node: "n1", Pods: []claim.KubePod{}}
+	for _, p := range list {
+		k := claim.KubePod{Pod: claim.Pod{Namespace: "default", Name: p.Name, UID: p.UID}, Phase: p.Phase}
+		for _, ip := range p.IPs {
+			if a, err := netip.ParseAddr(ip); err == nil {
+				k.Addrs = append(k.Addrs, a)
+			}
+		}
+		t.Kube.Pods = append(t.Kube.Pods, k)
+	}
+	if mode == apiEmpty && w.seq%2 == 1 {
+		t.Kube.Pods = []claim.KubePod{{Pod: claim.Pod{Namespace: "default", Name: "far", UID: "far away"}, Phase: "Running"}}
+	}
+	return t
 }
 
 // list is what a List call gives now.

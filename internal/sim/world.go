@@ -164,6 +164,7 @@ type Config struct {
 	Small   bool // ranges of six addresses
 	Cap     int  // of releases per store and sweep; 0 is the default
 	Follow  bool // stores that only the cache names are looked at too
+	Kube    int  // the API server is a witness: 0 no, 1 it must answer, 2 it need not
 	IPAM    int  // who adds: 0 host-local, 1 holdfast-ipam, 2 either in turn, on the same directories
 	Agent   bool // gc is a sweep of the agent, to which every range runs low; see agent.go
 	Cross   bool // the state directory lies on a device of its own, which may lack O_TMPFILE

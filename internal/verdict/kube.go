@@ -99,7 +99,8 @@ func (s *scene) reservedFor(p *claim.KubePod, addr netip.Addr, ids []string) boo
 	}
 	for i := range s.cri.Sandboxes {
 		b := &s.cri.Sandboxes[i]
-		if b.Ready && b.Pod.UID != "" && (b.Pod.UID == p.UID || b.Pod.UID == p.ConfigHash) &&
+		runs := b.Ready || len(s.hits[b.ID]) > 0 || slices.ContainsFunc(s.homes[b.ID], s.used)
+		if runs && b.Pod.UID != "" && (b.Pod.UID == p.UID || b.Pod.UID == p.ConfigHash) &&
 			!slices.Contains(ids, b.ID) && slices.Contains(s.ownAddrs[b.ID], addr) {
 			return true
 		}
@@ -133,10 +134,11 @@ func (s *scene) fateOf(b *claim.Sandbox) fate {
 	return fateUnknown
 }
 
-// newest reports whether no sandbox of b's Pod in the same runtime was made later.
+// newest reports whether no sandbox of b's Pod was made later, in whatever runtime: a node may
+// have been given another one.
 func (s *scene) newest(b *claim.Sandbox) bool {
 	return !slices.ContainsFunc(s.cri.Sandboxes, func(n claim.Sandbox) bool {
-		return n.Endpoint == b.Endpoint && n.Pod.UID == b.Pod.UID && n.ID != b.ID && n.Created > b.Created
+		return n.Pod.UID == b.Pod.UID && n.ID != b.ID && n.Created > b.Created
 	})
 }
 

@@ -75,6 +75,12 @@ func TestKube(t *testing.T) {
 			n.box(idB, "u", false)
 			n.pod("u", "Running", "10.1.0.9")
 		}, want: InUse},
+		{name: "L15: its Pod has reserved it elsewhere, is not Ready, and runs", set: func(n *node) {
+			n.file(otherDir, "10.1.0.9", idB+"\r\neth0")
+			n.box(idB, "u", false)
+			n.proc(idB, "shim", 1)
+			n.pod("u", "Running", "10.1.0.9")
+		}, want: Leaked},
 		{name: "its Pod has reserved another address elsewhere", set: func(n *node) {
 			n.file(otherDir, "10.1.0.8", idB+"\r\neth0")
 			n.box(idB, "u", true)
@@ -157,6 +163,11 @@ func TestKubeNotReady(t *testing.T) {
 		{"its Pod is there, with a newer Ready sandbox", with(func(n *node) { n.pod("u", "Running"); n.box(idB, "u", true) }), grace, Leaked, true},
 		{"its Pod is there, with a newer NotReady one", with(func(n *node) { n.pod("u", "Pending"); n.box(idB, "u", false) }), grace, Suspect, false},
 		{"and across the orphan grace", with(func(n *node) { n.pod("u", "Pending"); n.box(idB, "u", false) }), orphanGrace, Leaked, true},
+		{"its Pod is there, with a newer one in another runtime", with(func(n *node) {
+			n.pod("u", "Running")
+			n.runtimes = append(n.runtimes, claim.Runtime{Endpoint: crioSock, Name: "cri-o", State: claim.StateComplete})
+			n.box(idB, "u", true).Endpoint = crioSock
+		}), orphanGrace, Leaked, true},
 		{"its Pod is there, with an older sandbox", func(n *node) { n.box(idB, "u", false); alone(n); n.pod("u", "Pending") }, 2 * orphanGrace, InUse, false},
 		{"API server down", with(func(n *node) { n.silent["kube"] = "down" }), 2 * orphanGrace, Unknown, false},
 		{"API server down, not required", with(func(n *node) { n.silent["kube"] = "down"; n.policy.Required = n.policy.Required[:3] }), grace, Suspect, false},
