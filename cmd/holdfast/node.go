@@ -170,7 +170,7 @@ func openNode(o *options, want access) (n *node, err error) {
 		Journal: logOf(n.journal),
 		Vault:   vault{n.quarantine, func(d time.Duration) { n.lockHolds = append(n.lockHolds, d) }},
 		Maker:   maker{&hostlocal.Adopter{Proc: o.proc, Held: func(d time.Duration) { n.lockHolds = append(n.lockHolds, d) }}},
-		Sides:   &sides{cache: cache, links: lnk, bins: bins, now: now, inInit: inInit},
+		Sides:   &sides{cache: cache, links: lnk, bins: bins, now: now, inInit: inInit, openInit: openInit},
 		Holds:   n.holds,
 		Clock:   now,
 		Rand:    rand.Reader,

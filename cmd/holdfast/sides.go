@@ -30,6 +30,8 @@ type sides struct {
 	now   func() claim.Instant
 	// inInit reports whether this thread is in PID 1's namespace of a kind.
 	inInit func(kind string) (bool, error)
+	// openInit opens PID 1's namespace of a kind.
+	openInit func(kind string) (*os.File, error)
 }
 
 // Run does one step; the drivers check each precondition again right before.
@@ -89,7 +91,7 @@ func (s *sides) del(ctx context.Context, step plan.Step) journal.StepResult {
 		res.State, res.Detail = journal.StepFailed, report.Clean(err.Error())
 		return res
 	}
-	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, InInit: s.inInit})
+	runner := cniexec.New(cniexec.Config{BinDirs: s.bins, InInit: s.inInit, OpenInit: s.openInit})
 	var done, failed []string
 	for _, c := range calls {
 		if why := s.notOurs(c, step); why != "" {

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-cni/holdfast/internal/failpoint"
 )
@@ -45,6 +47,10 @@ type Config struct {
 	// InInit reports whether the calling thread is in PID 1's namespace of a kind, "net"
 	// or "mnt". Required.
 	InInit func(kind string) (bool, error)
+	// OpenInit opens PID 1's namespace of a kind. Where our own mounts are others, as in a
+	// container, steps are run with PID 1's: its plugins, its iptables, its xtables lock. Nil:
+	// they are not run there.
+	OpenInit func(kind string) (*os.File, error)
 }
 
 // Runner runs steps. Safe for concurrent use; the plugins lock for themselves.
@@ -72,16 +78,13 @@ func New(cfg Config) *Runner {
 // It runs in the network namespace of the calling thread, which must be PID 1's
 // (ErrNotHost), and with PID 1's files, or the xtables lock would be another.
 func (r *Runner) Run(ctx context.Context, call Call) error {
-	if err := r.run(ctx, call); err != nil {
+	if err := r.onHost(func() error { return r.run(ctx, call) }); err != nil {
 		return &Error{Step: call.Step, Plugin: call.Plugin, Attachment: call.Attachment, Err: err}
 	}
 	return nil
 }
 
 func (r *Runner) run(ctx context.Context, call Call) error {
-	if err := r.onHost(); err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.Timeout, ErrTimeout)
 	defer cancel()
 	switch call.Step {
@@ -99,17 +102,61 @@ func (r *Runner) run(ctx context.Context, call Call) error {
 	return fmt.Errorf("no such step %s", quote(string(call.Step)))
 }
 
-func (r *Runner) onHost() error {
-	for _, kind := range []string{"net", "mnt"} {
-		same, err := r.cfg.InInit(kind)
-		if err != nil {
-			return fmt.Errorf("%w: %v", ErrNotHost, err)
-		}
-		if !same {
+// onHost runs f in PID 1's network namespace and with its mounts.
+func (r *Runner) onHost(f func() error) error {
+	same, err := r.cfg.InInit("net")
+	if err == nil && !same {
+		return ErrNotHost
+	}
+	if err == nil {
+		same, err = r.cfg.InInit("mnt")
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %v", ErrNotHost, err)
+	case same:
+		return f()
+	case r.cfg.OpenInit == nil:
+		return ErrNotHost
+	}
+	ns, err := r.cfg.OpenInit("mnt")
+	if err != nil {
+		return fmt.Errorf("%w: %v", ErrNotHost, err)
+	}
+	defer ns.Close()
+	// What is started is forked by the thread that starts it, so it is where that is.
+	return onDoomedThread(func() error {
+		// The caller's thread may have been elsewhere than this one.
+		if same, err := r.cfg.InInit("net"); err != nil || !same {
 			return ErrNotHost
 		}
-	}
-	return nil
+		// Threads share root and working directory, and a thread that does cannot change
+		// its mount namespace.
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("%w: unshare(CLONE_FS): %v", ErrNotHost, err)
+		}
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("%w: setns: %v", ErrNotHost, err)
+		}
+		return f()
+	})
+}
+
+// onDoomedThread runs f on a thread that ends with it. The main thread does not end, so f
+// never runs there.
+func onDoomedThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine keeps the main thread, another runs elsewhere.
+			done <- onDoomedThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f() // never unlocked
+	}()
+	return <-done
 }
 
 func (r *Runner) del(ctx context.Context, call Call) error {

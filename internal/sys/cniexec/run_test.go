@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-cni/holdfast/internal/testenv"
 )
 
 // initAt says whether a thread is where a PID 1 is that is in the namespaces at the given
@@ -276,4 +278,58 @@ func distribution(t *testing.T, names []string) string {
 		}
 	}
 	return dir
+}
+
+// TestRunWithPID1sMounts: in a container a step is run with the node's plugins, which the
+// container does not have, and nothing of the process is there afterwards.
+func TestRunWithPID1sMounts(t *testing.T) {
+	testenv.Need(t, testenv.Mount)
+	dir, out := t.TempDir(), t.TempDir()
+	var node *os.File
+	err := onDoomedThread(func() error {
+		if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("none", dir, "tmpfs", 0, "")); err != nil {
+			return err
+		}
+		script := fmt.Sprintf("#!/bin/sh\nreadlink /proc/self/ns/mnt > %s/where\n", out)
+		if err := os.WriteFile(filepath.Join(dir, "tuning"), []byte(script), 0o700); err != nil {
+			return err
+		}
+		var err error
+		node, err = os.Open(ownMnt)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	atNode := fmt.Sprintf("/proc/self/fd/%d", node.Fd())
+	open := func(string) (*os.File, error) { return os.Open(atNode) }
+	for _, tc := range []struct {
+		name string
+		c    Config
+		want error
+	}{
+		{"in a container", Config{InInit: initAt(atNode, ownNet), OpenInit: open}, nil},
+		{"with no way to the node", Config{InInit: initAt(atNode, ownNet)}, ErrNotHost},
+		{"refused", Config{InInit: initAt(atNode, ownNet), OpenInit: func(string) (*os.File, error) { return nil, os.ErrPermission }}, ErrNotHost},
+		{"in another network", Config{InInit: initAt(atNode, ownMnt), OpenInit: open}, ErrNotHost},
+		{"on the node itself", Config{InInit: here, OpenInit: open}, ErrMissing}, // its directory is empty here
+	} {
+		os.Remove(filepath.Join(out, "where"))
+		tc.c.BinDirs = []string{dir}
+		if err := New(tc.c).Run(context.Background(), tuningCall(t)); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v, want %v", tc.name, err, tc.want)
+		}
+		where, err := os.ReadFile(filepath.Join(out, "where"))
+		link, linkErr := os.Readlink(ownMnt)
+		switch {
+		case linkErr != nil:
+			t.Fatal(linkErr)
+		case tc.want == nil && (err != nil || strings.TrimSpace(string(where)) == link || len(where) == 0):
+			t.Errorf("%s: ran in %q, %v; we are in %s", tc.name, where, err, link)
+		case tc.want != nil && err == nil:
+			t.Errorf("%s: it was run", tc.name)
+		}
+	}
 }
