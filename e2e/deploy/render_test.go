@@ -261,7 +261,7 @@ func TestDistributions(t *testing.T) {
 	}
 	want := map[string][]string{ // beside those of every node
 		"antrea":    {"/etc/cni/net.d ro", "/var/lib/cni", "/var/run/antrea/cni"},
-		"k3s":       {"/etc/cni/net.d ro", "/var/lib/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d ro", "/var/lib/rancher/k3s/data ro"},
+		"k3s":       {"/etc/cni/net.d ro", "/var/lib/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d ro"},
 		"kind":      {"/etc/cni/net.d ro", "/run/cni-ipam-state", "/var/lib/cni"},
 		"microk8s":  {"/etc/cni/net.d ro", "/var/lib/cni", "/var/snap/microk8s ro"},
 		"openshift": {"/etc/cni/net.d ro", "/etc/kubernetes/cni/net.d ro", "/var/lib/cni"},

@@ -101,7 +101,7 @@ type snapshot struct {
 
 func newSnapshot(cfg Config) (*snapshot, error) {
 	s := &snapshot{
-		path: cfg.Proc, proc: -1, selfFD: -1, mark: -1, binDirs: binDirs(cfg.CNIBinDirs), powers: ownPowers(),
+		path: cfg.Proc, proc: -1, selfFD: -1, mark: -1, binDirs: binDirs(cfg.Proc, cfg.CNIBinDirs), powers: ownPowers(),
 		spaces: map[uint64]*space{}, tables: map[mountKey]*mountTable{}, known: map[process]bool{},
 		unseen: map[uint64]int{}, hits: map[hitKey]int{}, shims: map[int]claim.Shim{},
 		dents: make([]byte, 32<<10), linger: min(maxLinger, cfg.Timeout/2),

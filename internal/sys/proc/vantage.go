@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,14 +37,30 @@ func ownPowers() powers {
 }
 
 // binDirs returns directories as configured and as executables show them, since
-// /opt/cni/bin is often a link.
-func binDirs(dirs []string) []string {
+// /opt/cni/bin is often a link: ours, and in a container that of the node.
+func binDirs(proc string, dirs []string) []string {
 	var out []string
+	root, err := initRoot(proc)
+	if err == nil {
+		defer unix.Close(root)
+	}
 	for _, d := range dirs {
 		out = append(out, filepath.Clean(d))
 		if r, err := filepath.EvalSymlinks(d); err == nil {
 			out = append(out, r)
 		}
+		if root < 0 {
+			continue
+		}
+		fd, err := unix.Openat2(root, d, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		if err != nil {
+			continue
+		}
+		// The kernel names it as it names executables there.
+		if r, err := os.Readlink("/proc/self/fd/" + itoa(fd)); err == nil {
+			out = append(out, r)
+		}
+		unix.Close(fd)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)

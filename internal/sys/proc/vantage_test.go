@@ -340,6 +340,11 @@ func TestInitSees(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// The node's plugins are behind a link, and not to be had where it is covered.
+	bin, real := filepath.Join(dir, "covered/bin"), filepath.Join(dir, "covered/real")
+	if err := errors.Join(os.Mkdir(real, 0o755), os.Symlink("real", bin)); err != nil {
+		t.Fatal(err)
+	}
 	sees := func(name string) bool {
 		t.Helper()
 		same, err := InitSees("/proc", filepath.Join(dir, name))
@@ -369,6 +374,9 @@ func TestInitSees(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 			return
+		}
+		if got := binDirs("/proc", []string{bin}); !slices.Equal(got, []string{bin, real}) {
+			t.Errorf("where the node's plugins are: %q", got)
 		}
 		for name, want := range map[string]bool{"both": true, "covered": false, "covered/ours": false, "neither": true} {
 			if same, err := InitSees("/proc", filepath.Join(dir, name)); err != nil || same != want {
