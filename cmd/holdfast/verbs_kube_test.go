@@ -60,13 +60,13 @@ func (w *world) apiServer(ts *testscript.TestScript, args []string) {
 	}
 }
 
-// api-asked N: so many lists of Pods were asked for since the last time.
+// api-asked N: so many times the Pods were asked for since the last time.
 func (w *world) apiAsked(ts *testscript.TestScript, args []string) {
 	arity(ts, args, 1, 1, "api-asked N")
 	w.api.mu.Lock()
 	defer w.api.mu.Unlock()
 	if strconv.Itoa(w.api.listed) != args[0] {
-		ts.Fatalf("asked for %d lists, want %s", w.api.listed, args[0])
+		ts.Fatalf("asked %d times, want %s", w.api.listed, args[0])
 	}
 	w.api.listed = 0
 }
@@ -74,8 +74,10 @@ func (w *world) apiAsked(ts *testscript.TestScript, args []string) {
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// What is asked first, for how new the list is to be.
+	revision := r.URL.Path == "/api/v1/namespaces/default/pods"
 	pods := r.URL.Path == "/api/v1/pods"
-	if pods {
+	if revision {
 		s.listed++
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -88,9 +90,11 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case s.mode == "down":
 		refuse(http.StatusServiceUnavailable, "ServiceUnavailable")
 		return
-	case s.mode == "forbidden" && pods:
+	case s.mode == "forbidden" && (pods || revision):
 		refuse(http.StatusForbidden, "Forbidden")
 		return
+	case revision:
+		doc = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "7"}}
 	case pods:
 		doc = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "7"}, "items": s.pods}
 	default:
