@@ -31,7 +31,8 @@ type agentNode struct {
 	n *node
 	// settled: what a crash left half way was brought to an end by this process.
 	settled bool
-	// retained is when the journal was shortened last: that reads all of it.
+	// retained is when what need not be done at each sweep was done last: shortening the journal
+	// reads all of it.
 	retained claim.Instant
 	history  cause.History
 	// hinted is when hints were asked for last; hints are those that came since.
@@ -98,6 +99,8 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 	if d, ok := p.Started.Since(x.retained); !ok || d >= retainEvery {
 		r.retain()
 		x.retained = p.Started
+		n.setGrace() // the kubelet may have another configuration by now
+		n.warnings = nil
 	}
 	x.fill(p, r)
 	return p
