@@ -34,7 +34,9 @@ type agentNode struct {
 	// retained is when what need not be done at each sweep was done last: shortening the journal
 	// reads all of it.
 	retained claim.Instant
-	history  cause.History
+	// heard: the API server has answered once.
+	heard   bool
+	history cause.History
 	// hinted is when hints were asked for last; hints are those that came since.
 	hinted claim.Instant
 	mu     sync.Mutex
@@ -89,6 +91,7 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 	r := &sweepRun{a: x.app, n: n, dryRun: x.conf.DryRun}
 	x.settle(ctx, r)
 	if p.Err = r.look(ctx); p.Err == nil {
+		p.Unanswered = x.heardKube(ctx, r.audit)
 		x.explain(ctx, p, r.audit)
 		x.sweep(ctx, p, r)
 	}
@@ -118,6 +121,26 @@ func (x *agentNode) sweep(ctx context.Context, p *agent.Pass, r *sweepRun) {
 		r.reap(ctx)
 	}
 	p.Err = r.err
+}
+
+// heardKube says why the API server has never answered, or "". It is asked when a sweep needs it, and
+// for once at the start, since a configured witness that cannot answer should show before it is needed.
+func (x *agentNode) heardKube(ctx context.Context, au *sweep.Audit) string {
+	if x.n.kube == nil || x.heard {
+		return ""
+	}
+	for _, t := range au.Case.Testimonies {
+		x.heard = x.heard || t.Witness == claim.WitnessKube && t.State == claim.StateComplete
+	}
+	why := ""
+	if !x.heard {
+		t := x.n.kube.Ask(ctx)
+		x.heard, why = t.State == claim.StateComplete, "kube: "+t.Detail
+	}
+	if x.heard || !x.app.opts.kube.required {
+		return ""
+	}
+	return why
 }
 
 // explain names what lost the addresses of a look. What a kubelet tells of failed sandboxes is

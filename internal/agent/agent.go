@@ -66,6 +66,8 @@ type Pass struct {
 	// stores that lose many. The Agent finds both.
 	Lost []*verdict.Finding
 	Fast []string
+	// Unanswered says which required witness that this pass did not need has never answered.
+	Unanswered string
 	// Busy says by store why it cannot be released from: another reaper.
 	Busy map[string]string
 	// Locks are how long host-local's lock was held, one for each time.

@@ -166,7 +166,7 @@ func (a *Agent) Yield(f func()) {
 func (a *Agent) Tell(ctx context.Context, p *Pass) { a.tell(ctx, p) }
 
 func (a *Agent) tell(ctx context.Context, p *Pass) {
-	if p.Err == nil && p.Audit != nil && len(p.Audit.Judgement.Silent) == 0 {
+	if p.Err == nil && p.Audit != nil && len(p.Audit.Judgement.Silent) == 0 && p.Unanswered == "" {
 		a.mu.Lock()
 		a.answers++
 		a.mu.Unlock()

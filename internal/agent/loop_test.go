@@ -169,10 +169,13 @@ func TestStart(t *testing.T) {
 			return &Pass{Err: context.DeadlineExceeded}
 		case 2:
 			return &Pass{Audit: audit(1, 100, "cri: no such socket")}
+		case 3:
+			return &Pass{Audit: audit(1, 100), Unanswered: "kube: refused"}
 		}
 		return &Pass{Audit: audit(1, 100)}
 	}}
 	a, _ := start(t, r, time.Hour)
+	r.expect(t, AtStart)
 	r.expect(t, AtStart)
 	r.expect(t, AtStart)
 	if a.Answered() {

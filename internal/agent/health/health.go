@@ -43,8 +43,10 @@ type Health struct {
 	looked   bool
 	required map[string]string // witnesses that have not answered yet, with the reason
 	answered map[string]bool
-	busy     map[string]string
-	faults   map[string]string
+	// unanswered is of one that no pass has needed yet.
+	unanswered string
+	busy       map[string]string
+	faults     map[string]string
 }
 
 // New knows of no pass.
@@ -68,7 +70,7 @@ func (h *Health) Observe(_ context.Context, p *agent.Pass) {
 	if !d.Seen {
 		return
 	}
-	h.looked, h.required = true, map[string]string{}
+	h.looked, h.required, h.unanswered = true, map[string]string{}, digest.Text(p.Unanswered)
 	for _, w := range d.Witnesses {
 		if w.Up {
 			h.answered[w.Name] = true
@@ -120,6 +122,9 @@ func (h *Health) Ready() (ok bool, why []string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.required)) {
 		why = append(why, "witness "+name+" has not answered yet: "+h.required[name])
+	}
+	if h.unanswered != "" {
+		why = append(why, "a witness has not answered yet: "+h.unanswered)
 	}
 	for i, store := range slices.Sorted(maps.Keys(h.busy)) {
 		if i == maxBusy {

@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -94,5 +95,21 @@ func TestReady(t *testing.T) {
 	})
 	if _, why := h.Ready(); len(why) != 9 || why[8] != "and 12 directories more" {
 		t.Errorf("%q", why)
+	}
+}
+
+// A required witness that no sweep has needed yet is missed all the same, until it has answered.
+func TestUnanswered(t *testing.T) {
+	h := health.New(health.Options{Interval: time.Minute, Missed: 3})
+	p := passes.Of(passes.At(time.Minute), nil)
+	p.Unanswered = "kube: refused\x1b[2J"
+	h.Observe(context.Background(), p)
+	if ok, why := h.Ready(); ok || !strings.Contains(strings.Join(why, "\n"), "kube: refused") || strings.Contains(strings.Join(why, ""), "\x1b") {
+		t.Errorf("%v, %q", ok, why)
+	}
+	p.Unanswered = ""
+	h.Observe(context.Background(), p)
+	if ok, why := h.Ready(); !ok {
+		t.Errorf("not ready: %q", why)
 	}
 }
