@@ -15,7 +15,7 @@ LDFLAGS = -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 SERIAL = /(bench|e2e|testenv|cmd)(/|$$)
 
 # What a test run as root on Linux must not skip. REQUIRE= switches that off.
-REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,nobody,iptables,nft,cri,kube,podman,chromium)
+REQUIRE ?= $(shell [ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo root,netns,mount,nobody,iptables,nft,cri,kube,podman,chromium,promtool)
 
 FUZZTIME ?= 1m
 SOAK ?= 10m

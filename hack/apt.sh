@@ -9,7 +9,7 @@
 # skipped, or fail where REQUIRE names them. A failed installation ends with 1.
 set -eu
 
-[ $# -gt 0 ] || set -- containerd runc podman conmon etcd-server iptables nftables iproute2 util-linux chromium fonts-dejavu-core
+[ $# -gt 0 ] || set -- containerd runc podman conmon etcd-server iptables nftables iproute2 util-linux chromium fonts-dejavu-core prometheus
 
 if ! command -v dpkg-query >/dev/null 2>&1 || ! command -v apt-get >/dev/null 2>&1; then
 	echo "apt.sh: no Debian system: install by hand what you lack of: $*" >&2
