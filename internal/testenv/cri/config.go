@@ -21,15 +21,15 @@ const (
 // paths are the places of one Runtime. All lie in dir, which is short: a socket's
 // path may have 107 bytes.
 type paths struct {
-	dir, root, state, socket, config, log string
-	confDir, binDir, realDir, dataDir     string
-	image, record, owner                  string
+	dir, root, state, run, socket, config, log string
+	confDir, binDir, realDir, dataDir          string
+	image, record, owner                       string
 }
 
 func pathsIn(dir string) paths {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return paths{
-		dir: dir, root: in("root"), state: in("state"), socket: in("c.sock"), config: in("config.toml"),
+		dir: dir, root: in("root"), state: in("state"), run: in("run"), socket: in("run/containerd/containerd.sock"), config: in("config.toml"),
 		log: in("containerd.log"), confDir: in("net.d"), binDir: in("bin"), realDir: in("real"),
 		dataDir: in("networks"), image: in("pause.tar"), record: in("netns.log"), owner: in("owner"),
 	}

@@ -84,6 +84,9 @@ func startRuntime(t testing.TB, v Version, hooked bool) *Runtime {
 	}
 	r.SetNetwork(t, n)
 	if hooked {
+		if err := r.shareRunDir(); err != nil {
+			t.Fatal(err)
+		}
 		if err := r.installHook(t.Context()); err != nil {
 			t.Fatalf("the hook of Pods with hostPID: %v", err)
 		}
@@ -149,7 +152,7 @@ func shortTempDir() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if len(dir) <= 90 {
+		if len(dir) <= 62 {
 			return dir, nil
 		}
 		if err := os.Remove(dir); err != nil {
@@ -160,8 +163,8 @@ func shortTempDir() (string, error) {
 }
 
 func (p paths) populate(v Version, hooked bool, plugins, pause string) error {
-	for _, d := range []string{p.confDir, p.binDir, p.realDir, p.dataDir, filepath.Join(p.dir, "logs")} {
-		if err := os.Mkdir(d, 0o755); err != nil {
+	for _, d := range []string{p.confDir, p.binDir, p.realDir, p.dataDir, filepath.Join(p.dir, "logs"), filepath.Dir(p.socket)} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
 	}

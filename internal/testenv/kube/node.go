@@ -258,6 +258,26 @@ func (n *Node) Reboot(t testing.TB, wipe bool) {
 	n.Kubelet.Start(t)
 }
 
+// Lose is a node whose runtime lost Pods: the kubelet is killed, the Pods' sandboxes and all
+// that ran in them end, and the runtime, started again, knows nothing of them, so that no DEL
+// is ever called for them. The kubelet stays down. The Pods are of quality of service
+// BestEffort, as PausePod's are, and may be gone from the API.
+func (n *Node) Lose(t testing.TB, pods ...*corev1.Pod) {
+	t.Helper()
+	n.Kubelet.Kill(t)
+	reserved := n.Runtime.Reservations(t, n.Runtime.Network().Name)
+	var ids, cgroups []string
+	for _, p := range pods {
+		id := reserved[PodIP(t, p)]
+		if id == "" {
+			t.Fatalf("nothing is reserved for Pod %s, which has %s", p.Name, p.Status.PodIP)
+		}
+		ids = append(ids, id)
+		cgroups = append(cgroups, filepath.Join(n.Runtime.Cgroup(), "kubepods/besteffort", "pod"+string(p.UID)))
+	}
+	n.Runtime.Forget(t, ids, cgroups)
+}
+
 // close ends the kubelet; the rest is the runtime's to take away.
 func (n *Node) close(t testing.TB) {
 	if t.Failed() {
