@@ -17,7 +17,7 @@ type mutation struct {
 type edit struct{ File, Old, New string }
 
 func mutations() []mutation {
-	return slices.Concat(judgeMutations(), engineMutations(), ipamMutations(), kubeMutations(), lineMutations())
+	return slices.Concat(judgeMutations(), engineMutations(), adoptMutations(), ipamMutations(), kubeMutations(), lineMutations())
 }
 
 // one is a mutation of one edit.

@@ -171,6 +171,28 @@ func (v vault) Restore(ctx context.Context, m sweep.Move) (taken bool, err error
 
 func (v vault) Discard(id string) error { return v.q.Discard(id) }
 
+type maker struct{ a *hostlocal.Adopter }
+
+func (m maker) Adopt(ctx context.Context, dir string, list []sweep.Adoption, fresh func() bool) ([]sweep.Made, error) {
+	in := make([]hostlocal.Adoption, len(list))
+	for i, a := range list {
+		in[i] = hostlocal.Adoption(a)
+	}
+	outs, err := m.a.Adopt(ctx, dir, in, fresh)
+	made := make([]sweep.Made, len(outs))
+	for i, o := range outs {
+		made[i] = sweep.Made{ReleaseID: o.ReleaseID, Outcome: string(o.State), Inc: o.Inc, Err: o.Err}
+	}
+	if errors.Is(err, hostlocal.ErrStale) {
+		err = sweep.ErrStale
+	}
+	return made, err
+}
+
+func (m maker) Look(a sweep.Adoption) (claim.Incarnation, bool, error) {
+	return m.a.Look(hostlocal.Adoption(a))
+}
+
 type holds struct {
 	dir *state.Dir
 	n   *Node

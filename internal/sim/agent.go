@@ -15,13 +15,13 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
-// What an agent adds to gc (Config.Agent): every range runs low, so that the pressure rule holds, and
-// the releases of before are held against each look. Each command is a process of its own,
+// What an agent adds to gc (Config.Agent): every range runs low, so that the pressure rule holds,
+// the releases of before are held against each look, and what lives without a reservation has its own back. Each command is a process of its own,
 // as if the agent were started again before every sweep; its rate is left out.
 
 // press makes a policy that of a sweep under pressure.
 func (p *process) press(pol *verdict.Policy) {
-	pol.PressureGrace = pressureGrace
+	pol.PressureGrace, pol.Adopt = pressureGrace, true
 	for _, n := range p.n.w.nets {
 		pol.Pressed = append(pol.Pressed, n.dirs...)
 	}

@@ -338,4 +338,5 @@ func (s *Stats) Add(o Stats) {
 	s.Ours += o.Ours
 	s.Healed += o.Healed
 	s.Taken += o.Taken
+	s.Adopted += o.Adopted
 }

@@ -118,7 +118,7 @@ func (h *Holdfast) open(n *Node, verb Verb) (*process, error) {
 		Follow:       n.w.cfg.Follow,
 		Serial:       true,
 		Witnesses:    []sweep.Witness{kernelWitness{n}, criWitness{p}, bootWitness{p}},
-		Memory:       memory{p.state}, Journal: p.journal, Vault: vault{p.vault, n}, Holds: holds{p.state, n},
+		Memory:       memory{p.state}, Journal: p.journal, Vault: vault{p.vault, n}, Maker: maker{&hostlocal.Adopter{FS: n.FS(), Serial: true}}, Holds: holds{p.state, n},
 		Sides: sides{n, cache}, Clock: n.Now, Rand: h.rand,
 	}
 	if n.w.cfg.Kube > 0 && verb != Heal {
@@ -273,6 +273,12 @@ func (p *process) gc(force bool) Report {
 			return rep
 		}
 	}
+	if adopted, err := p.engine.Adopt(ctx, au, p.notOurs(busy)); err != nil {
+		rep.Refused = errors.Join(rep.Refused, err)
+		return rep
+	} else if slices.ContainsFunc(adopted, func(a sweep.Adopted) bool { return a.Outcome != journal.AdoptAdopted }) {
+		rep.Refused = errors.Join(rep.Refused, errNotAll)
+	}
 	opt := plan.Options{MaxReleases: p.n.w.cfg.Cap, ForceOverCap: force, Skip: p.skip(au, busy)}
 	if p.heals != nil {
 		p.heals.healing(&opt)
@@ -355,6 +361,19 @@ func (p *process) skip(au *sweep.Audit, busy map[string]string) func(*claim.Reso
 	}
 }
 
+// notOurs is cmd's: whose directory cannot be locked waits.
+func (p *process) notOurs(busy map[string]string) func(*claim.Resource) string {
+	return func(res *claim.Resource) string {
+		if err := p.lockStore(res.Store); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err.Error()
+		}
+		if !p.locked[filepath.Dir(res.Store)] {
+			return "its data directory is not there"
+		}
+		return busy[res.Store]
+	}
+}
+
 // undo is "undo --last".
 func (p *process) undo() Report {
 	ctx := context.Background()
@@ -394,7 +413,7 @@ func newest(entries []journal.Entry, boot string) []string {
 	var ids []string
 	var first journal.Entry
 	for _, e := range slices.Backward(entries) {
-		if e.Release == nil || !e.Undoable(boot) || !e.Release.Addr.IsValid() {
+		if e.Release == nil || e.Adopts || !e.Undoable(boot) || !e.Release.Addr.IsValid() {
 			continue
 		}
 		if l := first.Release; len(ids) > 0 && (e.Sweep != first.Sweep || e.Release.Owner != l.Owner || e.Release.Owner.ID == "" || e.Release.Network != l.Network) {

@@ -75,6 +75,7 @@ func (w *World) deleted(path string) {
 // run is one command of the Subject: one process.
 type run struct {
 	proc   *memfs.Process
+	lived  map[*container]bool // that ran when it began
 	cmd    Command
 	files  int
 	asks   int
@@ -176,6 +177,9 @@ func (w *World) appeared(r *run, path string) {
 		return
 	}
 	l := &w.ledger
+	if w.adopted(r, path, content) {
+		return
+	}
 	i := -1
 	for k, f := range l.moved {
 		if f.path == path && bytes.Equal(f.content, content) {

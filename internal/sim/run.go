@@ -25,7 +25,10 @@ func (w *World) command(c Command) {
 	}
 	w.stats.Commands++
 	w.prune()
-	r := &run{proc: w.disk.Process(), cmd: c, outer: w.run, unheard: w.witnesses()}
+	r := &run{proc: w.disk.Process(), cmd: c, outer: w.run, unheard: w.witnesses(), lived: map[*container]bool{}}
+	for _, c := range w.traces {
+		r.lived[c] = c.up
+	}
 	if r.outer == nil {
 		r.pend, w.pend = w.pend, nil
 	} else {
@@ -218,6 +221,7 @@ func (w *World) quiesce() {
 	}
 	if w.fail == nil && w.subject.Duties().Reclaims {
 		w.checkReclaimed()
+		w.checkAdopted()
 	}
 	if w.fail == nil && w.subject.Duties().Journals {
 		w.checkSettled()

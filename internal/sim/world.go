@@ -152,6 +152,7 @@ type World struct {
 	faults     bool // something is set to go wrong on the disk
 	stats      Stats
 	fail       *Violation
+	adoptions  map[string]bool    // that the oracle has seen, by ID
 	shared     map[string]bool    // addresses that two living ones had once; see taint
 	aging      *rand.Rand         // the numbers of our allocator
 	stamps     map[string][]stamp // what our allocator stamped, by path and content
@@ -279,6 +280,7 @@ type Stats struct {
 	Ours     int // reservations by our allocator
 	Healed   int // ADDs that found a place after healing
 	Taken    int // reservations that were taken over
+	Adopted  int // reservations that were made again for the living
 	Pairs    map[[2]string]int
 }
 
