@@ -132,7 +132,7 @@ func agentConfig(cmd *cobra.Command, o *options, f *agentFlags) (*config.Config,
 		c.NodeName = os.Getenv("NODE_NAME")
 	}
 	if c.NodeName == "" {
-		c.NodeName = nodeName()
+		c.NodeName = strings.ToLower(nodeName()) // as the kubelet takes it
 	}
 	if _, err := optionsOf(c).policy(); err != nil {
 		return nil, err
