@@ -39,6 +39,8 @@ type room struct {
 	direct kubernetes.Interface // the administrator's, to the API server itself
 	token  string
 	nodes  []string
+	// idle is the CPU of API server and etcd, in cores, when nobody asked last.
+	idle [2]float64
 }
 
 func newRoom(t *testing.T, etcd string, nodes, pods int) *room {

@@ -4,6 +4,7 @@ const (
 	kubeFile    = "internal/verdict/kube.go"
 	kubeWitness = "internal/sys/kube/witness.go"
 	kubeParse   = "internal/sys/kube/parse.go"
+	kubeClient  = "internal/sys/kube/client.go"
 )
 
 // kubeMutations are those of the API server's word: what it keeps, and the one thing that
@@ -24,6 +25,8 @@ func kubeMutations() []mutation {
 		one("kube", "any Node object is this machine's", kubeWitness, "got != now.Boot {", "false && got != now.Boot {").by("sys/kube", "TestLies|TestAsk").blind(),
 		one("kube", "an empty list is believed whosever it is", kubeWitness, "if len(facts.Pods) == 0 {", "if false {").by("sys/kube", "TestEmptyList").blind(),
 		one("kube", "an old list is believed", kubeWitness, "if older(list.ResourceVersion, before) {", "if false {").by("sys/kube", "TestOldList").blind(),
+		one("kube", "a list older than the revision is believed", kubeClient, "if err == nil && older(list.ResourceVersion, revision) {", "if false {").by("sys/kube", "TestLies").blind(),
+		one("kube", "a list of any age is asked for", kubeClient, `(list.ResourceVersion == "" || list.ResourceVersion == "0")`, `list.ResourceVersion == ""`).by("sys/kube", "TestLies").blind(),
 		one("kube", "a page is believed", kubeParse, `case list.Continue != "" || list.RemainingItemCount != nil:`, "case false:").by("sys/kube", "TestLies").blind(),
 		one("kube", "what has no resourceVersion is a list", kubeParse, `case list.ResourceVersion == "":`, "case false:").by("sys/kube", "TestLies").blind(),
 		one("kube", "a Pod of another node is passed over", kubeParse, "n := list.Items[i].Spec.NodeName; n != node {", "n := list.Items[i].Spec.NodeName; false && n != node {").by("sys/kube", "TestLies").blind(),

@@ -38,6 +38,8 @@ type api struct {
 	pods    *corev1.PodList
 	// revision is what a list of one name is of; "": what pods is of.
 	revision string
+	// remaining is how many Pods the cluster has beside one.
+	remaining *int64
 	// lie, by the first path element behind the version, answers instead.
 	lie map[string]http.HandlerFunc
 	end chan struct{} // closed when the test ends, for what hangs
@@ -69,6 +71,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.asks = append(a.asks, r.Method+" "+r.URL.String())
 	a.accepts = append(a.accepts, r.Header.Get("Accept"))
 	node, pods, lie := a.node, a.pods, a.lie[what]
+	remaining := a.remaining
 	revision := cmp.Or(a.revision, pods.ResourceVersion)
 	a.mu.Unlock()
 	switch {
@@ -76,6 +79,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		lie(w, r)
 	case what == "nodes" && node != nil && r.URL.Path == "/api/v1/nodes/n1":
 		a.write(w, node)
+	case r.URL.Path == "/api/v1/pods" && r.URL.Query().Get("limit") != "":
+		one := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: pods.ResourceVersion, Continue: "x", RemainingItemCount: remaining}, Items: pods.Items[:1]}
+		a.write(w, one)
 	case r.URL.Path == "/api/v1/pods" && older(pods.ResourceVersion, r.URL.Query().Get("resourceVersion")):
 		a.tooLarge(w, r) // at once here, after 3 s there
 	case r.URL.Path == "/api/v1/pods":

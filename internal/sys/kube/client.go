@@ -175,6 +175,22 @@ func (c *Client) listPods(ctx context.Context, node, revision string) (*corev1.P
 	return list, nil
 }
 
+// countPods counts the Pods of the cluster.
+func (c *Client) countPods(ctx context.Context) (int64, error) {
+	list, err := ask[*corev1.PodList](ctx, c, c.rest.Get().Resource("pods").MaxRetries(0).Param("limit", "1"))
+	if err == nil && list.Continue != "" && list.RemainingItemCount == nil {
+		err = errors.New("the answer is a part of the list, and does not say of how many")
+	}
+	if err != nil {
+		return 0, &Error{"list", "pods", err}
+	}
+	n := int64(len(list.Items))
+	if list.RemainingItemCount != nil {
+		n += *list.RemainingItemCount
+	}
+	return n, nil
+}
+
 // ask sends r and decodes a whole answer of type T; any other is an error.
 func ask[T runtime.Object](ctx context.Context, c *Client, r *rest.Request) (T, error) {
 	var none T

@@ -44,7 +44,7 @@ type Witness struct {
 	// identified is when the Node object was last seen to be this machine's.
 	identified claim.Instant
 	version    string // of the last list
-	// whole is when a list from quorum was found to be what serves best here.
+	// whole is when lists from quorum were last found to be what serves best here.
 	whole claim.Instant
 	brake brake
 }
@@ -167,26 +167,30 @@ func (w *Witness) list(ctx context.Context, now claim.Instant) (*corev1.PodList,
 		}
 	}
 	// Its memory knows of no write of a Pod since, and an old etcd does not tell it that there
-	// was none.
-	start := w.c.Clock()
-	list, err := w.c.Client.listPods(ctx, w.c.Node, "")
-	took, ok := w.c.Clock().Since(start)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case err != nil || !ok || took > wholeCheap:
-		w.whole = claim.Instant{}
-	case !known:
-		w.whole = now
+	// was none. So the Pods of all nodes are read, and if they are many, for a few nodes only.
+	if !known {
+		n, err := w.c.Client.countPods(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if n > wholePods && w.c.Rand() >= float64(wholePods)/float64(n) {
+			return nil, &Error{"list", "pods", fmt.Errorf("no Pod was written for some seconds, so the API server cannot tell how new its memory is (Kubernetes before 1.31, or etcd before 3.4.31 and 3.5.13); all %d Pods of the cluster are read now and then only", n)}
+		}
+		if n <= wholePods {
+			w.mu.Lock()
+			w.whole = now
+			w.mu.Unlock()
+		}
 	}
-	return list, err
+	return w.c.Client.listPods(ctx, w.c.Node, "")
 }
 
-// wholeFor is how long a list from quorum is asked for at once, where the other waited in vain and
-// this one took at most wholeCheap: in a small cluster in which little happens.
+// A list from quorum is asked for where the other waited in vain, and for wholeFor at once, if
+// the cluster has at most wholePods Pods. Of more, it is asked for by chance, so that so many
+// Pods are read for each question, however large the cluster.
 const (
-	wholeFor   = 10 * time.Minute
-	wholeCheap = time.Second
+	wholeFor  = 10 * time.Minute
+	wholePods = 1000
 )
 
 func (w *Witness) isKnown(now claim.Instant) bool {

@@ -26,6 +26,7 @@ const (
 	// Without a limit, so in one piece.
 	list  = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=100&resourceVersionMatch=NotOlderThan"
 	whole = "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1"
+	count = "GET /api/v1/pods?limit=1"
 )
 
 func TestAsk(t *testing.T) {
@@ -127,7 +128,7 @@ func TestLies(t *testing.T) {
 			return a.says(protobuf, string(a.encode(&corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: version}})))
 		})
 	}
-	count := int64(7)
+	left := int64(7)
 	for _, r := range []struct {
 		name string
 		lie  func(*api)
@@ -181,7 +182,7 @@ func TestLies(t *testing.T) {
 		}), "the answer is a v1.Status"},
 		{"a list without resourceVersion", podsSay(func(l *corev1.PodList) { l.ResourceVersion = "" }), "it is no list"},
 		{"a page", podsSay(func(l *corev1.PodList) { l.Continue = "x" }), "a part of the list"},
-		{"a page that says how much is left", podsSay(func(l *corev1.PodList) { l.RemainingItemCount = &count }), "a part of the list"},
+		{"a page that says how much is left", podsSay(func(l *corev1.PodList) { l.RemainingItemCount = &left }), "a part of the list"},
 		{"a Pod of another node", podsSay(func(l *corev1.PodList) { l.Items[1].Spec.NodeName = "n2" }), "default/web-1 of node n2"},
 		{"a Pod of no node", podsSay(func(l *corev1.PodList) { l.Items[1].Spec.NodeName = "" }), "of node \"\""},
 		{"a Pod without UID", podsSay(func(l *corev1.PodList) { l.Items[0].UID = "" }), "name or UID"},
@@ -222,22 +223,31 @@ func TestLies(t *testing.T) {
 }
 
 // The Pods are not older than what quorum said first. An API server whose memory hears of no write
-// cannot tell; then quorum is asked for the list, and for some time at once, where that is cheap.
+// cannot tell; then quorum is asked for the list: for some time at once in a small cluster, and in a
+// large one by few nodes.
 func TestRevision(t *testing.T) {
 	a, c := newAPI(t), newClock()
 	w := a.witness(c)
+	random := 0.5
+	w.c.Rand = func() float64 { return random }
 	complete(t, w.Ask(t.Context()), 2)
-	expect := func(pods int, want ...string) {
+	asked := func(want ...string) {
 		t.Helper()
-		a.asked()
-		complete(t, w.Ask(t.Context()), pods)
 		if d := cmp.Diff(want, a.asked()); d != "" {
 			t.Error(d)
 		}
 	}
+	expect := func(pods int, want ...string) {
+		t.Helper()
+		complete(t, w.Ask(t.Context()), pods)
+		asked(want...)
+	}
 	later := strings.Replace(list, "=100", "=120", 1)
+	a.asked()
 	a.revision = "120"
-	expect(2, revision, later, whole)
+	remaining := int64(wholePods - 1)
+	a.remaining = &remaining
+	expect(2, revision, later, count, whole)
 	a.pods.Items = a.pods.Items[:1]
 	for range 3 {
 		c.wait(time.Minute)
@@ -249,28 +259,19 @@ func TestRevision(t *testing.T) {
 	c.wait(2 * time.Minute)
 	expect(1, getN1, revision, later)
 
-	// Where it is dear, the other way is tried each time.
 	a.revision = "130"
 	later = strings.Replace(list, "=100", "=130", 1)
-	a.lie["pods"] = func(rw http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("resourceVersion") != "" {
-			a.tooLarge(rw, r)
-			return
-		}
-		c.wait(2 * wholeCheap)
-		a.write(rw, a.pods)
+	remaining = 2*wholePods - 1
+	for range 2 {
+		silent(t, w.Ask(t.Context()), "all 2000 Pods of the cluster are read now and then only")
+		asked(revision, later, count)
+		random = 0.49
+		expect(1, revision, later, count, whole)
+		random = 0.5
 	}
-	expect(1, revision, later, whole)
-	expect(1, revision, later, whole)
-	// Nor does cheap stay cheap for ever.
-	w.whole = c.Now()
-	expect(1, whole)
-	expect(1, revision, later, whole)
-	// What fails there is no answer.
-	w.whole = c.Now()
-	a.lie["pods"] = a.refuses(500, metav1.StatusReasonInternalError)
-	silent(t, w.Ask(t.Context()), "so it is")
-	a.lie["pods"] = nil
+	a.remaining = nil
+	silent(t, w.Ask(t.Context()), "does not say of how many")
+	asked(revision, later, count)
 	a.pods.ResourceVersion = "131"
 	expect(1, revision, later)
 }
