@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -116,9 +117,14 @@ func (r *recorder) expect(t *testing.T, want Trigger) {
 
 func start(t *testing.T, r *recorder, interval time.Duration) (*Agent, *Fill) {
 	t.Helper()
+	return startWith(t, r, interval, 0.5)
+}
+
+func startWith(t *testing.T, r *recorder, interval time.Duration, random float64) (*Agent, *Fill) {
+	t.Helper()
 	r.got = make(chan Trigger, 100)
 	f := &Fill{Threshold: 0.85}
-	a := New(Config{Node: r, Interval: interval, PressureInterval: 20 * time.Millisecond, Fill: f, Observers: []Observer{r}, Rand: func() float64 { return 0.5 }})
+	a := New(Config{Node: r, Interval: interval, PressureInterval: 20 * time.Millisecond, Fill: f, Observers: []Observer{r}, Rand: func() float64 { return random }})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { a.Run(ctx); close(done) }()
@@ -282,5 +288,25 @@ func TestWatcher(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("still under pressure when it has gone again")
 		}
+	}
+}
+
+// Agents whose witnesses are silent at their start do not ask again at the same time: after half
+// to one and a half of a second first.
+func TestStartIsSpread(t *testing.T) {
+	silent := func(int) *Pass { return &Pass{Audit: audit(1, 100), Unanswered: "kube: refused"} }
+	took := map[float64]time.Duration{}
+	for _, random := range []float64{0, 0.99} {
+		t.Run(fmt.Sprint(random), func(t *testing.T) {
+			r := &recorder{next: silent}
+			began := time.Now()
+			startWith(t, r, time.Hour, random)
+			r.expect(t, AtStart)
+			r.expect(t, AtStart)
+			took[random] = time.Since(began)
+		})
+	}
+	if took[0] < startDelay/2 || took[0.99] < startDelay*149/100 || took[0.99]-took[0] < startDelay/4 {
+		t.Errorf("again after %v", took)
 	}
 }
