@@ -35,7 +35,7 @@ func fullPod(i int) *corev1.Pod {
 			fmt.Fprintf(&b, `,"f:app.kubernetes.io/field-%d":{}`, k)
 		}
 		b.WriteString(`}},"f:spec":{"f:containers":{"k:{\"name\":\"app\"}":{".":{},"f:env":{},"f:image":{},"f:ports":{},"f:resources":{}}}}}`)
-		return &metav1.FieldsV1{Raw: []byte(b.String())}
+		return metav1.NewFieldsV1(b.String())
 	}
 	p.ManagedFields = []metav1.ManagedFieldsEntry{
 		{Manager: "kube-controller-manager", Operation: "Update", APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: fields(30)},

@@ -174,9 +174,9 @@ func TestStopsEndAtEveryCall(t *testing.T) {
 				}
 				p.KillAt(k)
 				if damage {
-					_, err = d.LoadStops(stopNow)
+					_, _ = d.LoadStops(stopNow)
 				} else {
-					err = addStops(d, stop(2))
+					_ = addStops(d, stop(2))
 				}
 				ended = p.Alive()
 				p.Kill()
