@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
@@ -90,7 +91,7 @@ type process struct {
 func (h *Holdfast) open(n *Node, verb Verb) (*process, error) {
 	p := &process{h: h, n: n, locked: map[string]bool{}}
 	var err error
-	if p.state, err = state.Open(stateDir, state.Options{FS: n.FS(), Now: n.wall}); err != nil {
+	if p.state, err = state.Open(stateDir, state.Options{FS: n.FS(), Now: n.wall, LockWait: time.Millisecond}); err != nil {
 		return p, err
 	}
 	if verb == Hold || verb == Unhold {
