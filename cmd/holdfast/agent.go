@@ -174,46 +174,20 @@ func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), 
 	}
 	// The heap of who stays is collected when it has doubled; see largeGC.
 	debug.SetGCPercent(100)
-	for {
-		log := newLogger(a.stderr, conf)
+	s, err := newService(conf, newLogger(a.stderr, conf))
+	for err == nil {
 		inner, stop := context.WithCancel(ctx)
-		s, err := newService(conf, log)
-		if err != nil {
-			stop()
-			return err
-		}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			s.run(inner)
 		}()
-		next := conf
-		for next == conf && inner.Err() == nil {
+		var next *service
+		for next == nil && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
 			case <-changed:
-				again, err := load()
-				switch {
-				case err != nil:
-					s.reloaded(false)
-					var mistakes []string
-					var usage usageError
-					if errors.As(err, &usage) {
-						err = usage.err
-					}
-					for _, e := range each(err) {
-						mistakes = append(mistakes, report.Clean(e.Error()))
-					}
-					log.Error("the configuration has mistakes; the old one stays in force", "mistakes", mistakes)
-				case configsEqual(again, conf):
-					s.reloaded(true)
-				default:
-					log.Info("the configuration has changed")
-					next = again
-				}
-			}
-			if ctx.Err() != nil {
-				break
+				next = s.reload(a.stderr, load)
 			}
 		}
 		stop()
@@ -221,8 +195,39 @@ func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), 
 		if ctx.Err() != nil {
 			return nil
 		}
-		conf = next
+		s = next
 	}
+	return err
+}
+
+// reload reads the configuration again and makes the service of it, nil if there is nothing new, or
+// nothing that could be served: then this one goes on.
+func (s *service) reload(stderr *os.File, load func() (*config.Config, error)) *service {
+	conf, err := load()
+	if err == nil && configsEqual(conf, s.conf) {
+		s.reloaded(true)
+		return nil
+	}
+	var next *service
+	if err == nil {
+		// Also what is only found by using it, such as a kubeconfig that is not there.
+		next, err = newService(conf, newLogger(stderr, conf))
+	}
+	if err == nil {
+		s.log.Info("the configuration has changed")
+		return next
+	}
+	s.reloaded(false)
+	var usage usageError
+	if errors.As(err, &usage) {
+		err = usage.err
+	}
+	var mistakes []string
+	for _, e := range each(err) {
+		mistakes = append(mistakes, report.Clean(e.Error()))
+	}
+	s.log.Error("the configuration has mistakes; the old one stays in force", "mistakes", mistakes)
+	return nil
 }
 
 // watchFile tells when the file may have changed, and on SIGHUP. Its directory is watched, since

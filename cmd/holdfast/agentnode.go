@@ -95,8 +95,8 @@ func (x *agentNode) Pass(ctx context.Context, req agent.Request) *agent.Pass {
 		x.explain(ctx, p, r.audit)
 		x.sweep(ctx, p, r)
 	}
-	if r.err != nil {
-		// An intent may be without its outcome.
+	if p.Err != nil || len(p.Undone) > 0 {
+		// An intent may be without its outcome, also of an undo.
 		x.settled = false
 	}
 	if d, ok := p.Started.Since(x.retained); !ok || d >= retainEvery {
@@ -199,8 +199,16 @@ func (x *agentNode) fill(p *agent.Pass, r *sweepRun) {
 }
 
 // open opens the node, if it is not. What keeps it from being opened may pass: another
-// reaper, a full disk.
+// reaper, a full disk. A journal that is not to be written any more, since somebody replaced or
+// removed the state directory, or since a disk would not take back half a line, is as good as
+// none: the node is opened anew, with the reaper's lock of what lies there now.
 func (x *agentNode) open() error {
+	if x.n != nil && !x.conf.DryRun {
+		if err := x.n.journal.Writable(); err != nil {
+			x.log.Warn("the node is opened anew", "why", report.Clean(err.Error()))
+			x.Close()
+		}
+	}
 	if x.n == nil {
 		want := releases
 		if x.conf.DryRun {
@@ -279,5 +287,8 @@ func (x *agentNode) borrow(o *options, want access) (n *node, restore func(), er
 	*o = mine
 	n.o = o
 	n.policy.Adopt, n.policy.Orphans, n.policy.Foreign, n.policy.PressureGrace, n.policy.Pressed = mine.adopt, mine.orphans, mine.foreign, 0, nil
-	return n, func() { n.o, n.policy = oldO, oldPolicy }, nil
+	return n, func() {
+		n.o, n.policy = oldO, oldPolicy
+		x.settled = false // what the command left half way, if anything, the next sweep ends
+	}, nil
 }

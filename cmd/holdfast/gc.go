@@ -115,7 +115,7 @@ func (a *app) gc(ctx context.Context, wait, dryRun bool) error {
 			closeNode()
 			a.served.agent.Yield(func() { err = a.waitFor(ctx, r, d) })
 			*a.opts = opts
-			if _, closeNode, err = reopen(a, want, err); err != nil {
+			if r.n, closeNode, err = reopen(a, want, err); err != nil {
 				closeNode = func() {}
 			}
 		}

@@ -201,7 +201,7 @@ func (r *sweepRun) heal(ctx context.Context, q wire.HealRequest, p *wire.HealRes
 			return r.skip(res)
 		},
 	})
-	if len(r.plan.Groups) > 0 {
+	if len(r.plan.Groups) > 0 && !r.dryRun {
 		res, err := n.reap(ctx, r.audit, r.plan)
 		r.results = append(r.results, res)
 		r.err = err

@@ -196,14 +196,19 @@ func (n *node) watchLine(ctx context.Context, au *sweep.Audit, dryRun bool) (wat
 	}
 	var ids []string
 	for _, c := range found {
-		for _, id := range c.ReleaseIDs {
-			if !w.taken[id] {
-				ids = append(ids, id)
-			}
+		left := slices.DeleteFunc(slices.Clone(c.ReleaseIDs), func(id string) bool { return w.taken[id] })
+		if len(left) == 0 {
+			continue
 		}
 		if err := n.lockStore(c.Store); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return out, fmt.Errorf("releases of %s cannot be undone: %w", c.Store, err)
+			// Its network is stopped all the same, and the next sweep tries again: the others go on.
+			n.trouble.add(fmt.Sprintf("releases of %s cannot be undone: %v", c.Store, err))
+			for _, id := range left {
+				out.undone[id] = journal.UndoFailed
+			}
+			continue
 		}
+		ids = append(ids, left...)
 	}
 	if len(ids) == 0 {
 		return out, nil

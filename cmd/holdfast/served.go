@@ -74,7 +74,9 @@ func (s *service) healNow(ctx context.Context, q wire.HealRequest, p *wire.HealR
 	pass := &agent.Pass{Trigger: agent.OnHeal, Node: s.conf.NodeName, Started: n.clock.Now()}
 	s.node.settle(ctx, r)
 	err := r.heal(ctx, q, p)
-	pass.Err = err
+	if pass.Err = err; err != nil {
+		s.node.settled = false // an intent may be without its outcome
+	}
 	s.node.fill(pass, r)
 	if d, ok := n.clock.Now().Since(pass.Started); ok {
 		pass.Took = d

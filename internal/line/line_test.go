@@ -208,6 +208,36 @@ func TestWatchTable(t *testing.T) {
 			s.netns(50, 1, "", ipY)
 			s.netns(51, 1, "", ipY)
 		}, want: "two network namespaces hold 10.1.0.10"},
+		{name: "a duplicate with what a dead one left", set: func(s *scene) {
+			s.files = append(s.files, s.file(pods, ipY, owner(idB, "eth0"), time.Hour))
+			s.netns(50, 1, "", ipY)
+			s.netns(51, 0, mount, ipY)
+		}},
+		{name: "a duplicate with an idle namespace of a Ready sandbox, as CRI-O has them", set: func(s *scene) {
+			s.files = append(s.files, s.file(pods, ipY, owner(idB, "eth0"), time.Hour))
+			s.netns(50, 1, "", ipY)
+			s.netns(51, 0, mount, ipY)
+			s.box(idE, true, mount)
+		}, want: "two network namespaces hold 10.1.0.10"},
+		{name: "a duplicate with the host", set: func(s *scene) {
+			s.files = append(s.files, s.file(pods, ipY, owner(idB, "eth0"), time.Hour))
+			s.netns(50, 1, "", ipY)
+			s.nets[0].Addrs = []claim.IfAddr{{If: "cni0", Addr: ipY}}
+		}, want: "two network namespaces hold 10.1.0.10"},
+		{name: "overlapping ranges: both have their own reservation", set: func(s *scene) {
+			s.files = append(s.files, s.file(pods, ipY, owner(idB, "eth0"), time.Hour), s.file(other, ipY, owner(idE, "eth0"), time.Hour))
+			s.netns(50, 1, "", ipY)
+			s.netns(51, 1, "", ipY)
+			s.proc(idB, "cgroup", 50)
+			s.proc(idE, "cgroup", 51)
+		}},
+		{name: "overlapping ranges: one of the two has its own of another address", set: func(s *scene) {
+			s.files = append(s.files, s.file(pods, ipY, owner(idB, "eth0"), time.Hour), s.file(pods, ipX, owner(idE, "eth0"), time.Hour))
+			s.netns(50, 1, "", ipY)
+			s.netns(51, 1, "", ipY)
+			s.proc(idB, "cgroup", 50)
+			s.proc(idE, "cgroup", 51)
+		}, want: "two network namespaces hold 10.1.0.10"},
 		{name: "a duplicate of what was released, too", set: func(s *scene) {
 			s.files = append(s.files, s.file(pods, ipX, owner(idB, "eth0"), time.Minute))
 			s.netns(50, 1, "", ipX)

@@ -42,7 +42,10 @@ func Recent(list []Release, now claim.Instant) []Release {
 
 // Watch looks for what contradicts releases of this boot that were not undone.
 //
-// A duplicate: the judge found an address of a store that two namespaces hold.
+// A duplicate: the judge found an address of a store that two namespaces hold, both of them in
+// use, the host's, or of a Ready sandbox: what a dead container left is none, and would stop its
+// network for as long as it lies there. Nor is it one if each of them is a container's that has a
+// reservation of its own: their networks have overlapping ranges, as on two VLANs.
 //
 // A sign of life of what was released: a process in its cgroup, its sandbox Ready in a
 // runtime's list, or a namespace in use that holds the address and is not known to be another
@@ -88,7 +91,7 @@ func Watch(list []Release, c *verdict.Case, j *verdict.Judgement) (found []Contr
 	}
 	for i := range j.Findings {
 		f := &j.Findings[i]
-		if f.Verdict == verdict.Conflict && f.Rule == "held-twice" && f.Resource.Kind == claim.KindReservation {
+		if f.Verdict == verdict.Conflict && f.Rule == "held-twice" && f.Resource.Kind == claim.KindReservation && s.duplicate(f.Resource.Addr) {
 			note(f.Resource.Store, fmt.Sprintf("two network namespaces hold %s", f.Resource.Addr))
 		}
 	}
@@ -106,9 +109,10 @@ type scene struct {
 	later *claim.Snapshot // Relisted, if it is later than every witness
 	procs map[string]int  // ID -> a process in its cgroup
 	ready map[string]string
-	// holders are by address the namespaces in use, but the host's; tenants are the attachments
-	// known to live in one.
+	// holders are by address the namespaces in use, but the host's; others the host's and those that
+	// nobody uses; tenants are the attachments known to live in one.
 	holders map[netip.Addr][]uint64
+	others  map[netip.Addr][]*claim.Netns
 	tenants map[uint64][]string
 	first   map[verdict.Key]claim.Instant // see firstSeen
 }
@@ -116,7 +120,7 @@ type scene struct {
 func newScene(c *verdict.Case, j *verdict.Judgement) *scene {
 	s := &scene{
 		c: c, j: j, later: c.Relisted, procs: map[string]int{}, ready: map[string]string{},
-		holders: map[netip.Addr][]uint64{}, tenants: map[uint64][]string{},
+		holders: map[netip.Addr][]uint64{}, others: map[netip.Addr][]*claim.Netns{}, tenants: map[uint64][]string{},
 	}
 	mounts := map[string][]uint64{}
 	var kernel *claim.KernelFacts
@@ -137,12 +141,19 @@ func newScene(c *verdict.Case, j *verdict.Judgement) *scene {
 	if kernel != nil {
 		for i := range kernel.Netns {
 			n := &kernel.Netns[i]
-			if n.Host || !n.Used() {
-				continue
-			}
 			for _, a := range n.Addrs {
 				addr := a.Addr.Unmap().WithZone("")
-				s.holders[addr] = append(s.holders[addr], n.ID)
+				switch {
+				case n.Host || !n.Used():
+					if !slices.Contains(s.others[addr], n) {
+						s.others[addr] = append(s.others[addr], n)
+					}
+				case !slices.Contains(s.holders[addr], n.ID):
+					s.holders[addr] = append(s.holders[addr], n.ID)
+				}
+			}
+			if n.Host {
+				continue // nobody's
 			}
 			for _, m := range n.Mounts {
 				mounts[plainPath(m)] = append(mounts[plainPath(m)], n.ID)
@@ -225,6 +236,30 @@ func (s *scene) held(r *Release) bool {
 	})
 }
 
+// duplicate reports whether addr, which the judge saw held twice, is that by the living, and not
+// by containers that have each reserved it.
+func (s *scene) duplicate(addr netip.Addr) bool {
+	holders := slices.Clone(s.holders[addr])
+	for _, n := range s.others[addr] {
+		ready := slices.ContainsFunc(s.tenants[n.ID], func(id string) bool { return s.ready[id] != "" })
+		if n.Host || ready {
+			holders = append(holders, n.ID)
+		}
+	}
+	by := map[string]bool{} // holders with a reservation of their own, each by another ID
+	for _, n := range holders {
+		for _, id := range s.tenants[n] {
+			if !by[id] && s.anyReservation(func(o *claim.Resource) bool {
+				return o.Addr == addr && o.Problem == "" && slices.Contains(o.Owner.Aliases(), id)
+			}) {
+				by[id] = true
+				break
+			}
+		}
+	}
+	return len(holders) > 1 && len(by) < len(holders)
+}
+
 // addedAgain: its owner has a reservation that came after the release, in whatever network.
 // One that was there before, such as of another interface, says nothing.
 func (s *scene) addedAgain(r *Release) bool {
@@ -271,5 +306,5 @@ func (s *scene) anyReservation(is func(*claim.Resource) bool) bool {
 			return true
 		}
 	}
-	return any(s.later)
+	return s.later != nil && any(s.later)
 }

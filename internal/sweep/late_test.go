@@ -59,6 +59,12 @@ func TestLateWitness(t *testing.T) {
 			n.unready = []claim.Sandbox{{ID: id(1), Endpoint: endpoint, Netns: n.netns(50, 1)}}
 			n.result("pods", id(1), "eth0", "", 0, "10.1.0.2")
 		}, 1, verdict.Missing},
+		{"one missing at once, and details are lacking when it has spoken", func(n *node) {
+			n.live[id(1)] = true
+			n.result("pods", id(1), "eth0", "", 0, "10.1.0.2")
+			n.reserve("pods", "10.1.0.3", id(2), "eth0")
+			n.unready = []claim.Sandbox{{ID: id(2), Endpoint: endpoint}}
+		}, 1, verdict.Missing},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n, e, w := lateNode(t)

@@ -265,7 +265,8 @@ func (e *Engine) fetch(ctx context.Context, a *Audit) bool {
 		a.Case.Testimonies = append(slices.Concat(a.answers...), a.late...)
 		a.Case.Now = e.Clock()
 	}
-	if need.Relist && a.Case.Relisted == nil {
+	// Once more, if details were asked for since: a listing of before them says nothing.
+	if need.Relist {
 		e.Relist(ctx, a)
 		again = true
 	}
