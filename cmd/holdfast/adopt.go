@@ -49,6 +49,9 @@ func (r *sweepRun) notOurs(res *claim.Resource) string {
 func (r *sweepRun) publishAdopted(d *api.Sweep, gone map[string]bool, published func(*verdict.Finding, claim.Instant) api.Resource) {
 	at := r.audit.Case.Now
 	for _, ad := range r.adopted {
+		if !report.Selected(ad.Finding.Resource, r.a.opts.networks) {
+			continue
+		}
 		out := api.Adopted{ReleaseID: ad.ID, Resource: published(ad.Finding, at), Outcome: ad.Outcome}
 		if ad.Err != nil {
 			out.Error = ad.Err.Error()

@@ -465,6 +465,11 @@ func (r *sweepRun) document() *api.Sweep {
 			}
 		}
 	}
+	for _, ad := range r.adopted {
+		if ad.Outcome == "withheld" && ad.Err != nil {
+			withheld[ad.Finding.Resource.Path] = "it has no reservation yet: " + ad.Err.Error()
+		}
+	}
 	stuck := map[string]string{} // stores whose lock could not be had (case L7)
 	for _, res := range r.results {
 		for _, f := range res.Failed {

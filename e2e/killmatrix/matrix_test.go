@@ -440,6 +440,10 @@ func (m *matrix) recover(t *testing.T, s *scenario) outcome {
 	// To undo what is undone is an error.
 	done := s.args[0] == "undo" && m.goal(s) == nil
 	o, _ := m.armed(t, s)
+	// On a busy machine a witness may be silent for once, and then nothing is made.
+	for try := 1; try < tries && s.robbed && o.code == 4; try++ {
+		o, _ = m.armed(t, s)
+	}
 	if o.code != 0 && !(done && o.code == 1) {
 		t.Errorf("another run: %+v", o)
 	}
