@@ -110,6 +110,8 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"send-agent":      (*world).sendAgent,
 		"ask":             (*world).ask,
 		"await-said":      (*world).awaitSaid,
+		"small-state":     (*world).smallState,
+		"fill-state":      (*world).fillState,
 		"await-gone":      (*world).awaitGone,
 		"hf-signal":       (*world).signal,
 		"hf":              (*world).holdfast,

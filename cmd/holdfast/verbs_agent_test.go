@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 )
 
 // agentConfig: agent-conf [key=value ...] writes the agent's configuration: the script's places, a
@@ -132,4 +134,37 @@ func (w *world) sendAgent(ts *testscript.TestScript, args []string) {
 	ts.Check(os.WriteFile(out, answer, 0o644))
 	ts.Check(os.WriteFile(none, nil, 0o644))
 	ts.Check(ts.Exec("within", "replay", out, none))
+}
+
+// smallState: small-state SIZE puts the state directory onto a file system of that many bytes.
+func (w *world) smallState(ts *testscript.TestScript, args []string) {
+	arity(ts, args, 1, 1, "small-state SIZE")
+	dir := filepath.Join(w.dir, "state")
+	ts.Check(os.MkdirAll(dir, 0o700))
+	ts.Check(unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size="+args[0]))
+	w.t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			w.t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+}
+
+// fillState fills what is left of it, or with "off" makes room again.
+func (w *world) fillState(ts *testscript.TestScript, args []string) {
+	arity(ts, args, 0, 1, "fill-state [off]")
+	path := filepath.Join(w.dir, "state", "filler")
+	if len(args) == 1 {
+		ts.Check(os.Remove(path))
+		return
+	}
+	f, err := os.Create(path)
+	ts.Check(err)
+	defer f.Close()
+	for _, size := range []int{4096, 1} {
+		for err = nil; err == nil; _, err = f.Write(make([]byte, size)) {
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		ts.Fatalf("%v", err)
+	}
 }
