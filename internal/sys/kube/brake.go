@@ -26,8 +26,9 @@ type brake struct {
 	why   string
 }
 
-// braked is ask, unless the API server is to be left alone.
-func (w *Witness) braked(ctx context.Context, now claim.Instant) (*claim.KubeFacts, error) {
+// braked is ask, unless the API server is to be left alone. That asker had no more time, as who
+// heals a full network has little, says nothing of the API server: only Config.Timeout does.
+func (w *Witness) braked(ctx, asker context.Context, now claim.Instant) (*claim.KubeFacts, error) {
 	w.mu.Lock()
 	b := w.brake
 	w.mu.Unlock()
@@ -37,7 +38,7 @@ func (w *Witness) braked(ctx context.Context, now claim.Instant) (*claim.KubeFac
 	facts, err := w.ask(ctx, now)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if after, ok := overloaded(err); ok {
+	if after, ok := overloaded(err); ok && (asker.Err() == nil || !errors.Is(err, context.DeadlineExceeded)) {
 		w.brake.pull(w.c.Clock(), after, w.c.Rand(), err)
 	} else if err == nil {
 		w.brake = brake{}

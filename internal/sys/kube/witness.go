@@ -91,6 +91,7 @@ func (w *Witness) inTime(ctx context.Context, now claim.Instant) (*claim.KubeFac
 	if now.Boot == "" {
 		return nil, errors.New("the boot ID could not be read, so no Node object can be known for this machine's")
 	}
+	asker := ctx
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
 	late := func() error { return &Error{"list", "pods", ctx.Err()} }
@@ -105,7 +106,7 @@ func (w *Witness) inTime(ctx context.Context, now claim.Instant) (*claim.KubeFac
 	}
 	got := make(chan answer, 1)
 	go func() {
-		facts, err := w.braked(ctx, now)
+		facts, err := w.braked(ctx, asker, now)
 		w.slot <- struct{}{}
 		got <- answer{facts, err}
 	}()

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"net/http"
 	"net/netip"
 	"os"
@@ -333,6 +334,22 @@ func TestBrake(t *testing.T) {
 	c.now.Boot = bootB // another clock
 	a.lie["namespaces"] = nil
 	silent(t, w.Ask(t.Context()), "not of this machine and boot")
+}
+
+// Who asks with little time does not make the next one wait.
+func TestBrakeOfTheHurried(t *testing.T) {
+	a, c := newAPI(t), newClock()
+	w := a.witness(c)
+	complete(t, w.Ask(t.Context()), 2)
+	w.c.Timeout = time.Minute
+	a.lie["namespaces"] = a.hangs(nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	silent(t, w.Ask(ctx), "no whole answer in time")
+	<-w.slot // what hung has ended
+	w.slot <- struct{}{}
+	a.lie["namespaces"] = nil
+	complete(t, w.Ask(t.Context()), 2)
 }
 
 // An old list is silence, once: an etcd that was restored from a copy counts from then on.
