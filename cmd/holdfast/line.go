@@ -28,7 +28,7 @@ func (n *node) loadStops(a *sweep.Audit) {
 	if err != nil {
 		n.trouble.add("every network is stopped: " + err.Error())
 	}
-	n.stops = line.Next(list, a.Case.Now, nil).Stops
+	n.stops = n.byEachName(line.Next(list, a.Case.Now, nil).Stops, a.Case.Now)
 	if len(a.Case.Snapshots) == 0 {
 		return
 	}
@@ -40,6 +40,26 @@ func (n *node) loadStops(a *sweep.Audit) {
 		}
 		snap.Notes = append(snap.Notes, claim.Note{Path: where, Text: stopText(s)})
 	}
+}
+
+// byEachName adds to stops those of the other names under which a stopped directory was listed, as
+// for a hold: a link or a bind mount leads to the same files.
+func (n *node) byEachName(stops []line.Stop, now claim.Instant) []line.Stop {
+	out := stops
+	for _, s := range stops {
+		if s.Store == "" {
+			continue
+		}
+		names, err := n.holds.otherNames(s.Store)
+		if err != nil {
+			return append(slices.Clip(out), line.All(now, "a stopped network cannot be looked at: "+err.Error()))
+		}
+		for _, name := range names {
+			s.Store = name
+			out = append(slices.Clip(out), s)
+		}
+	}
+	return out
 }
 
 func stopText(s line.Stop) string {
@@ -189,7 +209,7 @@ func (n *node) watchLine(ctx context.Context, au *sweep.Audit, dryRun bool) (wat
 		n.stops = []line.Stop{line.All(au.Case.Now, "which networks are stopped cannot be written: "+err.Error())}
 		return out, fmt.Errorf("which networks are stopped cannot be written, so nothing is released: %w", err)
 	}
-	n.stops = list
+	n.stops = n.byEachName(list, au.Case.Now)
 	out.stops, out.fresh, out.over = list, change.Fresh, change.Over
 	if dryRun {
 		return out, nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-cni/holdfast/internal/claim"
+	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/sys/state"
 )
 
@@ -62,6 +63,29 @@ func TestHoldUnderAnotherName(t *testing.T) {
 		slices.SortFunc(got, netip.Addr.Compare)
 		if !slices.Equal(got, x.want) {
 			t.Errorf("listed as %s: held are %v, want %v", x.listed, got, x.want)
+		}
+	}
+}
+
+// So is a stop.
+func TestStopUnderAnotherName(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, d := range []string{"data/pods", "other/pods"} {
+		if err := os.MkdirAll(at(d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(at("data"), at("link")); err != nil {
+		t.Fatal(err)
+	}
+	book := &holdBook{}
+	book.listed([]claim.Store{{Dir: at("link/pods"), Network: "pods"}, {Dir: at("other/pods"), Network: "pods"}})
+	n := &node{holds: book}
+	n.stops = n.byEachName([]line.Stop{{Store: at("data/pods"), Why: "w"}, {Store: at("gone/pods"), Why: "w"}}, claim.Instant{})
+	for name, want := range map[string]bool{"data/pods": true, "link/pods": true, "gone/pods": true, "other/pods": false} {
+		if why := n.stopped(&claim.Resource{Kind: claim.KindReservation, Store: at(name)}); (why != "") != want {
+			t.Errorf("%s: stopped %q, want %v", name, why, want)
 		}
 	}
 }
