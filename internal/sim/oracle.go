@@ -266,12 +266,16 @@ func (w *World) removed(r *run, f *file) {
 	}
 }
 
-// ward returns a living container that has f's address and no reservation of its own for
-// it, and of which some witness can say so: f is the only thing that keeps the address from
-// being given out again.
+// ward returns a living container that has f's address and, now that f is gone, no reservation
+// for it in any store, and of which some witness can say so: f was the only thing that kept the
+// address from being given out again.
+//
+// Whose a reservation is, is what it says, not by which life of an ID it was written: one of an
+// earlier container under the same ID is the same to the last byte, and is kept for as long as
+// the ID lives, as this one's own would be.
 func (w *World) ward(f *file) *container {
 	for _, o := range w.traces {
-		if o == f.c || !o.up || !o.hasAddr(f.addr) || f.c != nil && o.id == f.c.id {
+		if o == f.c || !o.up || !o.hasAddr(f.addr) || w.reserves(o.id, f.addr) {
 			continue
 		}
 		if own := w.ledger.files; slices.ContainsFunc(sortedKeys(own), func(p string) bool { return own[p].c == o && own[p].addr == f.addr }) {

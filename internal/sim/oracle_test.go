@@ -103,6 +103,8 @@ func TestOracleCanFail(t *testing.T) {
 		{"releases an ADD in flight", "begin 0 0 3\n gc", "I1", Policy(func(n *Node) error { return removeAll(n, listAndAsk(n)) })},
 		{"releases the only guard of a living address", "config small=1\n add 0\n leak 0\n add 1\n wipe 0\n plant 0 1 4\n gc", "I1",
 			Policy(func(n *Node) error { return removeAll(n, listAndAsk(n)) })},
+		{"releases what an earlier life of a living ID reserved", "add 1\n leak 1\n rename 0\n reuse 1 0 6\n finish 1\n wipe 0\n gc", "I1",
+			Policy(func(n *Node) error { return removeAll(n, listAndAsk(n)) })},
 		{"removes the namespace of the living", "config runtimes=2\n add 0 3\n gc", "I1", Policy(func(n *Node) error {
 			for _, ns := range n.Kernel()[0].Kernel.Netns {
 				if !ns.Host {
