@@ -20,6 +20,8 @@ type Watcher struct {
 	// Shortest and Longest are the waits between two connections, spread by half to either
 	// side; 0: 10 s and 1 min. When an API server comes back, all nodes connect.
 	Shortest, Longest time.Duration
+	// Hold is how long a connection is asked to last, at least; at most twice that. 0: 5 min.
+	Hold time.Duration
 	// Trouble, unless nil, is told why a connection ended.
 	Trouble func(error)
 }
@@ -36,15 +38,23 @@ func (w *Watcher) Run(ctx context.Context) {
 	if longest <= 0 {
 		longest = time.Minute
 	}
+	hold := w.Hold
+	if hold <= 0 {
+		hold = 5 * time.Minute
+	}
 	wait := shortest
 	for ctx.Err() == nil {
 		start := time.Now()
-		err := w.once(ctx)
+		lasts := (hold + time.Duration(w.Rand()*float64(hold))).Truncate(time.Second)
+		err := w.once(ctx, lasts)
 		if err != nil && ctx.Err() == nil && w.Trouble != nil {
 			w.Trouble(err)
 		}
 		if time.Since(start) >= steady {
 			wait = shortest
+		}
+		if err == nil && time.Since(start) >= lasts {
+			continue // it ended when it was to, and no other's with it
 		}
 		timer := time.NewTimer(wait/2 + time.Duration(w.Rand()*float64(wait)))
 		select {
@@ -57,8 +67,8 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// once is one connection; nil when the API server ended it in its time.
-func (w *Watcher) once(ctx context.Context) error {
+// once is one connection; nil when the API server ended it.
+func (w *Watcher) once(ctx context.Context, lasts time.Duration) error {
 	// From now on: a watch from resourceVersion 0 begins with all there are, and thousands of
 	// nodes begin at once when an API server comes back.
 	soon, cancel := context.WithTimeout(ctx, DefaultTimeout)
@@ -72,7 +82,7 @@ func (w *Watcher) once(ctx context.Context) error {
 	r := w.Client.rest.Get().Resource("pods").MaxRetries(0).
 		Param("fieldSelector", "spec.nodeName="+w.Node+",status.phase!=Succeeded,status.phase!=Failed").
 		Param("watch", "true").Param("resourceVersion", revision).
-		Param("timeoutSeconds", fmt.Sprint(300+int(w.Rand()*300))).
+		Param("timeoutSeconds", fmt.Sprint(int(lasts.Seconds()))).
 		SetHeader("Accept", protobuf+";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
 	events, err := r.Watch(quiet(ctx))
 	if err != nil {

@@ -114,6 +114,45 @@ func TestWatchWithoutRevision(t *testing.T) {
 	}
 }
 
+// A connection that ends when it was to is made again at once, so that hardly a deletion is missed;
+// one that ends before may have ended with all others.
+func TestWatchEndsInTime(t *testing.T) {
+	for _, r := range []struct {
+		after time.Duration
+		want  int64
+	}{{1100 * time.Millisecond, 2}, {0, 1}} {
+		t.Run(r.after.String(), func(t *testing.T) {
+			t.Parallel()
+			a := newAPI(t)
+			var n atomic.Int64
+			end := a.streams(false)
+			a.lie["pods"] = func(rw http.ResponseWriter, req *http.Request) {
+				if got := req.URL.Query().Get("timeoutSeconds"); got != "1" {
+					t.Errorf("asked for %s s", got)
+				}
+				if n.Add(1) > 1 {
+					a.hangs(nil)(rw, req)
+					return
+				}
+				rw.Header().Set("Content-Type", protobuf+";stream=watch")
+				rw.(http.Flusher).Flush()
+				time.Sleep(r.after)
+				end(rw, req)
+			}
+			w := &Watcher{Client: a.client(), Node: "n1", Wake: func() {}, Rand: func() float64 { return 0.5 }, Shortest: time.Hour, Hold: time.Second}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { w.Run(ctx); close(done) }()
+			time.Sleep(2 * time.Second)
+			cancel()
+			<-done
+			if got := n.Load(); got != r.want {
+				t.Errorf("%d connections", got)
+			}
+		})
+	}
+}
+
 // A connection that ends is made again, after a wait, whatever ended it.
 func TestWatchConnectsAgain(t *testing.T) {
 	for name, h := range map[string]func(a *api) http.HandlerFunc{
