@@ -520,7 +520,7 @@ func TestBytesOfAFullNode(t *testing.T) {
 	b := a.encode(a.pods)
 	t.Logf("110 Pods: %d bytes in protobuf, %d each", len(b), len(b)/110)
 	if len(b) < 200_000 || len(b) > 1_000_000 {
-		t.Errorf("%d bytes: docs/design.md speaks of half a megabyte", len(b))
+		t.Errorf("%d bytes: docs/benchmarks.md computes with some 0.9 MB", len(b))
 	}
 	complete(t, a.witness(c).Ask(t.Context()), 110)
 }
