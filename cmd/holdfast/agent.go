@@ -186,8 +186,8 @@ func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), 
 		for next == nil && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
-			case <-changed:
-				next = s.reload(a.stderr, load)
+			case asked := <-changed:
+				next = s.reload(a.stderr, load, asked)
 			}
 		}
 		stop()
@@ -201,11 +201,16 @@ func runAgent(ctx context.Context, a *app, load func() (*config.Config, error), 
 }
 
 // reload reads the configuration again and makes the service of it, nil if there is nothing new, or
-// nothing that could be served: then this one goes on.
-func (s *service) reload(stderr *os.File, load func() (*config.Config, error)) *service {
+// nothing that could be served: then this one goes on. The same mistakes are said again only to who
+// asks (SIGHUP): a log that lies beside the file wakes the watch with each of its lines.
+func (s *service) reload(stderr *os.File, load func() (*config.Config, error), asked bool) *service {
 	conf, err := load()
 	if err == nil && configsEqual(conf, s.conf) {
 		s.reloaded(true)
+		if asked || s.told != "" {
+			s.told = ""
+			s.log.Info("the configuration is the one in force")
+		}
 		return nil
 	}
 	var next *service
@@ -226,14 +231,17 @@ func (s *service) reload(stderr *os.File, load func() (*config.Config, error)) *
 	for _, e := range each(err) {
 		mistakes = append(mistakes, report.Clean(e.Error()))
 	}
-	s.log.Error("the configuration has mistakes; the old one stays in force", "mistakes", mistakes)
+	if now := strings.Join(mistakes, "\n"); asked || now != s.told {
+		s.told = now
+		s.log.Error("the configuration has mistakes; the old one stays in force", "mistakes", mistakes)
+	}
 	return nil
 }
 
-// watchFile tells when the file may have changed, and on SIGHUP. Its directory is watched, since
-// editors and Kubernetes replace files (and links to directories of files).
-func watchFile(ctx context.Context, file string) (<-chan struct{}, error) {
-	out := make(chan struct{}, 1)
+// watchFile tells when the file may have changed, and on SIGHUP, which is true. Its directory is
+// watched, since editors and Kubernetes replace files (and links to directories of files).
+func watchFile(ctx context.Context, file string) (<-chan bool, error) {
+	out := make(chan bool, 1)
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	var events chan fsnotify.Event
@@ -254,10 +262,12 @@ func watchFile(ctx context.Context, file string) (<-chan struct{}, error) {
 			defer w.Close()
 		}
 		for {
+			asked := false
 			select {
 			case <-ctx.Done():
 				return
 			case <-hup:
+				asked = true
 			case <-events:
 				// A file is written in steps.
 				t := time.NewTimer(500 * time.Millisecond)
@@ -273,7 +283,7 @@ func watchFile(ctx context.Context, file string) (<-chan struct{}, error) {
 				}
 			}
 			select {
-			case out <- struct{}{}:
+			case out <- asked:
 			default:
 			}
 		}
@@ -290,6 +300,8 @@ type service struct {
 	fill  *agent.Fill
 	// watcher is nil where inotify is not to be had.
 	watcher *agent.Watcher
+	// told are the mistakes of the file that were logged last.
+	told string
 
 	health  *health.Health
 	metrics *metrics.Metrics

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
 	"github.com/holdfast-cni/holdfast/internal/report"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
@@ -135,7 +137,12 @@ func (n *node) remember(a *app, au *sweep.Audit, want access) (wait func()) {
 			say = append(say, dir+": what was seen there is not remembered: "+busy[dir])
 		}
 		n.engine.Remember(au, func(store string) bool { return busy[store] == "" })
-		if au.Unremembered != nil {
+		var other *hostlocal.ErrBusy
+		switch {
+		case errors.As(au.Unremembered, &other):
+			// Beside an agent that is how it should be: one line, and not one for each store.
+			say = []string{fmt.Sprintf("what was seen is not remembered: %v; its own sightings count", other)}
+		case au.Unremembered != nil:
 			say = append(say, fmt.Sprintf("what was seen is not remembered, so this look will not count as a sighting: %v", au.Unremembered))
 		}
 		done <- say

@@ -203,6 +203,33 @@ func (a *app) tell(ctx context.Context, r *sweepRun) {
 	a.served.agent.Tell(ctx, p)
 }
 
+// askStatus asks the agent of this node how it is, for a second at most.
+func askStatus(ctx context.Context, runDir string) (st wire.Status, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", filepath.Join(runDir, "agent.sock"))
+	if err != nil {
+		return st, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if err := wire.Write(conn, wire.Head{APIVersion: wire.APIVersion, Kind: wire.KindStatusRequest}); err != nil {
+		return st, err
+	}
+	line, head, err := wire.ReadLine(bufio.NewReader(conn), wire.MaxLine)
+	if err == nil && head.Kind != wire.KindStatus {
+		err = fmt.Errorf("it answers with %q", head.Kind)
+	}
+	if err == nil {
+		err = json.Unmarshal(line, &st)
+	}
+	if err != nil {
+		return wire.Status{}, err
+	}
+	return st, nil
+}
+
 // viaAgent has the agent of this node do the command, if there is one; done is false when
 // nobody answers and the command is ours to do.
 func (a *app) viaAgent(ctx context.Context) (done bool, err error) {

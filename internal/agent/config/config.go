@@ -69,7 +69,7 @@ func Parse(name string, text []byte) (*Config, error) {
 	}
 	doc, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
-		p.fail("", "no YAML: %v", err)
+		p.fail("", "no YAML: %s", oneLine(err))
 		return nil, p.err()
 	}
 	var tree any
@@ -84,6 +84,11 @@ func Parse(name string, text []byte) (*Config, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// oneLine is an error of the YAML library, which breaks lines within one mistake.
+func oneLine(err error) string {
+	return strings.Join(strings.Fields(err.Error()), " ")
 }
 
 type parser struct {

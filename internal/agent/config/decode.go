@@ -59,7 +59,7 @@ func (p *parser) value(field string, tree any, v reflect.Value) {
 
 // kinds are the words for what a field takes.
 var kinds = map[reflect.Kind]string{
-	reflect.Struct: "a mapping of fields", reflect.Slice: "a list", reflect.String: "text", reflect.Bool: "true or false",
+	reflect.Struct: "a mapping of fields", reflect.Slice: "a list", reflect.String: `text (in quotes where it looks like a number; a duration has a unit, such as 30s)`, reflect.Bool: "true or false",
 	reflect.Int: "a whole number", reflect.Float64: "a number",
 }
 

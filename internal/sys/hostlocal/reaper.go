@@ -21,9 +21,9 @@ type ErrBusy struct {
 // Error names the other process.
 func (e *ErrBusy) Error() string {
 	if e.PID == 0 {
-		return fmt.Sprintf("another holdfast works on this data directory (lock %q)", e.Path)
+		return fmt.Sprintf("another holdfast works on this directory (lock %q)", e.Path)
 	}
-	return fmt.Sprintf("another holdfast (PID %d) works on this data directory (lock %q)", e.PID, e.Path)
+	return fmt.Sprintf("another holdfast (PID %d) works on this directory (lock %q)", e.PID, e.Path)
 }
 
 // Reaper is the right to release from one directory.
