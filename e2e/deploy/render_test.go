@@ -222,6 +222,10 @@ func TestValuesAreChecked(t *testing.T) {
 		{"mounts.readOnly=[]", true, ""},
 		{"config.interval=2m", true, ""},
 		{"config.kind=Other", false, "config"},
+		// Where the probes do not find the port the kubelet would end the agent again and again.
+		{"config.http.address=0.0.0.0:9617", true, ""},
+		{"config.http.address=127.0.0.1:9100", false, "config.http.address"},
+		{"config.http.address=none", false, "config.http.address"},
 		{"security.seccomp=Unconfined", true, ""},
 		{"security.seccomp=unconfined", false, "seccomp"},
 		{"security.privileged=true", false, "privileged"},
