@@ -134,6 +134,43 @@ func TestReleaseEndsAtEveryCall(t *testing.T) {
 	}
 }
 
+// A reservation that somebody without the lock wrote over between our look and our move is put
+// back, and so that a power loss leaves it there and nothing of it in the quarantine, whose
+// journal calls it changed. Beside others that are moved, too.
+func TestReleasePutsBackForGood(t *testing.T) {
+	for moves := 1; moves <= memMoves; moves++ {
+		for seed := range uint64(40) {
+			n := newMemNode(t, memfs.Caps{}, false)
+			q, p := n.quarantine()
+			p.SetHook(func(c memfs.Call) error {
+				if c.Op != "Renameat2" {
+					return nil
+				}
+				p.SetHook(nil)
+				err := n.disk.WriteFile(n.moves[0].Path, []byte("another"))
+				n.disk.Sync()
+				return err
+			})
+			out, err := q.Release(context.Background(), memStore, n.moves[:moves], ReleaseOptions{})
+			if err != nil || out[0].State != Changed || moves > 1 && out[1].State != Moved {
+				t.Fatalf("%v, %+v", err, out)
+			}
+			p.Kill()
+			n.disk.Crash(rand.New(rand.NewPCG(seed, 5)))
+			what := fmt.Sprintf("%d moves, power lost with seed %d", moves, seed)
+			data, err := n.disk.ReadFile(n.moves[0].Path)
+			if err != nil || string(data) != "another" {
+				t.Errorf("%s: %q, %v", what, data, err)
+			}
+			q, p = n.quarantine()
+			if _, quarantined, err := q.Place(n.moves[0]); err != nil || quarantined {
+				t.Errorf("%s: in the quarantine %v, %v", what, quarantined, err)
+			}
+			p.Kill()
+		}
+	}
+}
+
 // undo brings back all that is in the quarantine alone. The first try is ended on its
 // way, by a kill or, with a seed, by the power; after the second the power goes too.
 func (n *memNode) undo(t *testing.T, what string, seed uint64) {

@@ -108,6 +108,7 @@ type releaseRun struct {
 	out     []Outcome // State "" is undecided
 	buf     []byte
 	dropped bool // a copy was taken back
+	back    bool // another's file was moved, and put back or not
 }
 
 func (r *releaseRun) name(i int) string { return filepath.Base(r.moves[i].Path) }
@@ -284,6 +285,7 @@ func (r *releaseRun) moved(i int) (State, error) {
 		_, inc, err := r.fs.readReservation(r.qfd, m.ReleaseID, r.buf)
 		if err != nil || inc.Sum != m.Inc.Sum || inc.Size != m.Inc.Size {
 			// Somebody replaced it without the lock, between our look and our move.
+			r.back = true
 			if err := r.fs.moveNoReplace(r.qfd, m.ReleaseID, r.store.fd, r.name(i)); err != nil {
 				return Failed, errors.Join(errNotPutBack, err)
 			}
@@ -296,7 +298,7 @@ func (r *releaseRun) moved(i int) (State, error) {
 	}
 	if ok && left.Key() == inQ.Key() {
 		if left.Nlink > 1 { // then the second name is ours to take back
-			err = r.fs.unlinkIfThere(r.qfd, m.ReleaseID)
+			err = r.drop(i)
 		}
 		return Failed, errors.Join(errStays, err)
 	}
@@ -425,17 +427,21 @@ func (r *releaseRun) unlinked(i int) (State, error) {
 }
 
 // sync makes the moves durable, once per batch and after the lock, and so that a copy was
-// taken back: after a power loss the quarantine would hold what its journal calls failed.
+// taken back or another's file put back: after a power loss the quarantine would hold what its
+// journal calls failed or changed, and the store would lack it.
 func (r *releaseRun) sync() error {
 	any := false
 	for _, o := range r.out {
 		any = any || o.State == Moved
 	}
 	switch {
-	case !any && !r.dropped:
-		return nil
-	case !any:
+	case !any && r.back:
+		// It came last into the store: there first, or the power could take both names.
+		return errors.Join(r.fs.syncErr(r.store.fd, r.store.path), r.fs.syncErr(r.qfd, r.q.Dir))
+	case !any && r.dropped:
 		return r.fs.syncErr(r.qfd, r.q.Dir)
+	case !any:
+		return nil
 	}
 	err := errors.Join(r.fs.syncErr(r.qfd, r.q.Dir), failpoint.At(failpoint.ReleaseVaultSynced), r.fs.syncErr(r.store.fd, r.store.path), failpoint.At(failpoint.ReleaseStoreSynced))
 	if err != nil {
