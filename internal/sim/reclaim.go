@@ -2,7 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -191,7 +190,7 @@ func (w *World) disputed(id string) string {
 				return "a namespace with an address of its container may be that of a living one whom the kernel does not show"
 			}
 			for _, o := range w.traces {
-				if w.excused(o) && slices.Contains(o.addrs, a) {
+				if w.excused(o) && w.saidOf(o, n, addr) {
 					return "a NotReady sandbox and an unused namespace excuse each other"
 				}
 			}
@@ -212,7 +211,15 @@ func (w *World) reserves(id, addr string) bool {
 
 // excused: a NotReady sandbox that counts as alive while some namespace has an address of it.
 func (w *World) excused(c *container) bool {
-	return !c.living() && c.listed && slices.ContainsFunc(c.addrs, func(a netip.Addr) bool { return w.kernelHolder(a.String()) != nil })
+	return !c.living() && c.listed && slices.ContainsFunc(w.namespaces, func(n *netns) bool {
+		return slices.ContainsFunc(n.addrs, func(a claim.IfAddr) bool { return w.saidOf(c, n, a.Addr.String()) })
+	})
+}
+
+// saidOf: an address that n has is c's, or is reserved for its ID, be it by an earlier life of
+// that, and n is not known to be of another who reserved it.
+func (w *World) saidOf(c *container, n *netns, addr string) bool {
+	return c.hasAddr(addr) || w.reserves(c.id, addr) && (n.c.id == c.id || !w.excludes(n, addr))
 }
 
 // cachedAt returns the names of the cached results that have the address.
