@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -103,21 +102,43 @@ func (s *service) runCommand(ctx context.Context, line []byte, conn io.Writer) {
 		return
 	}
 	s.log.Info("a command by the socket", "args", report.Clean(strings.Join(q.Args, " ")), "version", report.Clean(q.Version))
-	f := &frames{w: conn}
+	f := newFrames(conn)
 	code := s.command(ctx, q.Args, f)
-	f.send(wire.Frame{Exit: &code})
+	f.end(wire.Frame{Exit: &code})
 }
 
-// frames sends pieces; what cannot be sent any more is dropped, since what was begun is ended.
+// frames sends pieces. Up to maxFrames of them wait for who does not read, as a pager does not:
+// meanwhile the node is another's turn. What cannot be sent is dropped with all that follows, since
+// what was begun is ended.
 type frames struct {
-	mu sync.Mutex
-	w  io.Writer
+	queue chan wire.Frame
+	sent  chan struct{}
 }
 
-func (f *frames) send(fr wire.Frame) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_ = wire.Write(f.w, fr)
+// maxFrames of wire.MaxFrame bytes are 4 MiB: what gc says of some thousand addresses.
+const maxFrames = 64
+
+func newFrames(w io.Writer) *frames {
+	f := &frames{queue: make(chan wire.Frame, maxFrames), sent: make(chan struct{})}
+	go func() {
+		defer close(f.sent)
+		var err error
+		for fr := range f.queue {
+			if err == nil {
+				err = wire.Write(w, fr)
+			}
+		}
+	}()
+	return f
+}
+
+func (f *frames) send(fr wire.Frame) { f.queue <- fr }
+
+// end sends the last one, and waits until all are sent or dropped.
+func (f *frames) end(last wire.Frame) {
+	f.send(last)
+	close(f.queue)
+	<-f.sent
 }
 
 // pipe is a file whose text goes out as frames, and the function that ends it.
@@ -133,7 +154,7 @@ func (f *frames) pipe(frame func([]byte) wire.Frame) (*os.File, func(), error) {
 		for {
 			n, err := r.Read(buf)
 			if n > 0 {
-				f.send(frame(buf[:n]))
+				f.send(frame(slices.Clone(buf[:n])))
 			}
 			if err != nil {
 				return

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/holdfast-cni/holdfast/internal/wire"
+)
+
+// stuck is a connection whose other side does not read, until the time is over.
+type stuck struct {
+	over  chan struct{}
+	wrote int
+}
+
+func (s *stuck) Write([]byte) (int, error) {
+	s.wrote++
+	<-s.over
+	return 0, errors.New("i/o timeout")
+}
+
+// Who does not read what a command says, as a pager does not, does not keep the agent from the
+// node; and when the time for one piece is over, the others are not tried each.
+func TestFramesWaitForNobody(t *testing.T) {
+	w := &stuck{over: make(chan struct{})}
+	f := newFrames(w)
+	for range maxFrames { // blocks for ever if they are not kept
+		f.send(wire.Frame{Stdout: []byte("x")})
+	}
+	close(w.over)
+	code := 0
+	f.end(wire.Frame{Exit: &code})
+	if w.wrote != 1 {
+		t.Errorf("tried %d times", w.wrote)
+	}
+}
