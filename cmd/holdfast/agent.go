@@ -245,6 +245,7 @@ func watchFile(ctx context.Context, file string) (<-chan bool, error) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	var events chan fsnotify.Event
+	var lost chan error // nothing more comes while one of these is not taken
 	var w *fsnotify.Watcher
 	if file != "" {
 		var err error
@@ -254,7 +255,7 @@ func watchFile(ctx context.Context, file string) (<-chan bool, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: cannot be watched for changes: %w", file, err)
 		}
-		events = w.Events
+		events, lost = w.Events, w.Errors
 	}
 	go func() {
 		defer signal.Stop(hup)
@@ -268,6 +269,7 @@ func watchFile(ctx context.Context, file string) (<-chan bool, error) {
 				return
 			case <-hup:
 				asked = true
+			case <-lost:
 			case <-events:
 				// A file is written in steps.
 				t := time.NewTimer(500 * time.Millisecond)
@@ -277,6 +279,7 @@ func watchFile(ctx context.Context, file string) (<-chan bool, error) {
 						t.Stop()
 						return
 					case <-events:
+					case <-lost:
 					case <-t.C:
 						quiet = true
 					}

@@ -219,7 +219,7 @@ func (x *agentNode) open() error {
 			return err
 		}
 		x.app.warn(n)
-		n.watch = &watch{}
+		n.watch = newWatch()
 		x.n, x.settled = n, false
 		x.known, _ = n.knownRuntimes()
 	}

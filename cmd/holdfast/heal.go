@@ -184,6 +184,12 @@ func (r *sweepRun) heal(ctx context.Context, q wire.HealRequest, p *wire.HealRes
 	if err := r.look(ctx); err != nil {
 		return err
 	}
+	if n.watch != nil {
+		// It may come before the first sweep, and the rate is of those before, too.
+		if err := n.watch.load(n.engine.Journal, n.clock.Now(), plan.Caps(r.audit.Judgement, n.o.maxReleases)); err != nil {
+			return err
+		}
+	}
 	o := n.o
 	store := filepath.Join(q.DataDir, q.Network)
 	going := map[string]bool{} // containers

@@ -95,6 +95,9 @@ type watch struct {
 	taken map[string]bool
 }
 
+// newWatch knows nothing yet: a command may come before the first sweep.
+func newWatch() *watch { return &watch{taken: map[string]bool{}} }
+
 // load reads the journal once: an agent that was started again goes on.
 func (w *watch) load(log sweep.Log, now claim.Instant, capOf func(store string) int) error {
 	if w.loaded {
@@ -118,7 +121,7 @@ func (w *watch) load(log sweep.Log, now claim.Instant, capOf func(store string) 
 			w.rate = w.rate.Spend(e.Last, capOf, map[string]int{r.Store: 1})
 		}
 	}
-	w.recent, w.taken, w.loaded = line.Recent(w.recent, now), map[string]bool{}, true
+	w.recent, w.loaded = line.Recent(w.recent, now), true
 	return nil
 }
 
@@ -146,18 +149,21 @@ func (n *node) reap(ctx context.Context, au *sweep.Audit, p *plan.Plan) (*sweep.
 // undo puts releases back, and forgets those.
 func (n *node) undo(ctx context.Context, ids []string) ([]sweep.Undone, error) {
 	undone, err := n.engine.Undo(ctx, ids)
-	if n.watch == nil {
-		return undone, err
-	}
-	for _, u := range undone {
-		switch u.Outcome {
-		case journal.UndoRestored:
-			n.watch.recent = slices.DeleteFunc(n.watch.recent, func(r line.Release) bool { return r.ID == u.ID })
-		case journal.UndoTaken:
-			n.watch.taken[u.ID] = true
-		}
+	if n.watch != nil {
+		n.watch.undone(undone)
 	}
 	return undone, err
+}
+
+func (w *watch) undone(list []sweep.Undone) {
+	for _, u := range list {
+		switch u.Outcome {
+		case journal.UndoRestored:
+			w.recent = slices.DeleteFunc(w.recent, func(r line.Release) bool { return r.ID == u.ID })
+		case journal.UndoTaken:
+			w.taken[u.ID] = true
+		}
+	}
 }
 
 // paced adds to what a command has released what the rate does not allow yet.

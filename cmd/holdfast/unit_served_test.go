@@ -4,6 +4,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/holdfast-cni/holdfast/internal/journal"
+	"github.com/holdfast-cni/holdfast/internal/line"
+	"github.com/holdfast-cni/holdfast/internal/sweep"
 	"github.com/holdfast-cni/holdfast/internal/wire"
 )
 
@@ -32,5 +35,15 @@ func TestFramesWaitForNobody(t *testing.T) {
 	f.end(wire.Frame{Exit: &code})
 	if w.wrote != 1 {
 		t.Errorf("tried %d times", w.wrote)
+	}
+}
+
+// An undo may be the first thing that an agent is asked for.
+func TestUndoBeforeTheFirstSweep(t *testing.T) {
+	w := newWatch()
+	w.recent = []line.Release{{ID: "back"}, {ID: "taken"}}
+	w.undone([]sweep.Undone{{ID: "taken", Outcome: journal.UndoTaken}, {ID: "back", Outcome: journal.UndoRestored}})
+	if !w.taken["taken"] || w.taken["back"] || len(w.recent) != 1 || w.recent[0].ID != "taken" {
+		t.Errorf("%+v", w)
 	}
 }
