@@ -47,10 +47,6 @@ func prepare(t *testing.T, r *cri.Runtime) *ground {
 			t.Fatal(err)
 		}
 	}
-	// The socket where kubeadm has it.
-	if err := os.Link(strings.TrimPrefix(r.Endpoint, "unix://"), filepath.Join(g.dir, "run/containerd/containerd.sock")); err != nil {
-		t.Fatal(err)
-	}
 	// systemd makes all mounts shared; a machine without it may not.
 	for _, m := range []struct {
 		from, to string
@@ -59,13 +55,15 @@ func prepare(t *testing.T, r *cri.Runtime) *ground {
 		{filepath.Join(g.dir, "run"), filepath.Join(g.dir, "run"), unix.MS_BIND},
 		{"", filepath.Join(g.dir, "run"), unix.MS_SHARED},
 		{"/run/netns", filepath.Join(g.dir, "run/netns"), unix.MS_BIND | unix.MS_REC},
+		// The socket where kubeadm has it.
+		{filepath.Dir(strings.TrimPrefix(r.Endpoint, "unix://")), filepath.Join(g.dir, "run/containerd"), unix.MS_BIND},
 	} {
 		if err := unix.Mount(m.from, m.to, "", m.flags, ""); err != nil {
 			t.Fatalf("mount %q at %s: %v", m.from, m.to, err)
 		}
 	}
 	t.Cleanup(func() {
-		for _, d := range []string{"run/netns", "run"} {
+		for _, d := range []string{"run/containerd", "run/netns", "run"} {
 			if err := unix.Unmount(filepath.Join(g.dir, d), unix.MNT_DETACH); err != nil {
 				t.Errorf("unmount %s: %v", d, err)
 			}
@@ -357,7 +355,7 @@ func TestPropagation(t *testing.T) {
 			if err := os.MkdirAll(late, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := unix.Mount(g.r.Dir(), late, "", unix.MS_BIND, ""); err != nil {
+			if err := unix.Mount(filepath.Dir(strings.TrimPrefix(g.r.Endpoint, "unix://")), late, "", unix.MS_BIND, ""); err != nil {
 				t.Fatal(err)
 			}
 			defer unix.Unmount(late, unix.MNT_DETACH)

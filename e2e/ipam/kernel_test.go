@@ -1,6 +1,8 @@
 package ipam
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -50,20 +52,23 @@ func TestTakeOver(t *testing.T) {
 	testenv.Need(t, testenv.Netns)
 	m := onItsOwn(t)
 	ns, other := realns.New(t), realns.New(t)
-	restamp := func(field int, value string) {
+	// docs/format/stamp.md: a version, the boot ID, an instant, the namespace, a sum.
+	restamp := func(at int, value []byte) {
 		t.Helper()
 		for name, content := range m.reservations() {
 			if content != matrixID+"\r\neth0" {
 				continue
 			}
-			fields := strings.Split(m.stamp(name), " ")
-			if len(fields) != 5 {
-				t.Fatalf("%s has the stamp %q", name, m.stamp(name))
+			b := []byte(m.stamp(name))
+			if len(b) != 49 || b[0] != '2' {
+				t.Fatalf("%s has the stamp %q", name, b)
 			}
-			fields[field] = value
-			must(t, unix.Setxattr(filepath.Join(m.net(), name), stampAttr, []byte(strings.Join(fields, " ")), 0))
+			copy(b[at:], value)
+			must(t, unix.Setxattr(filepath.Join(m.net(), name), stampAttr, b, 0))
 		}
 	}
+	const bootAt, netnsAt = 1, 25
+	number := func(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
 	v4, v6 := "198.18.0.2/24", "2001:db8::2/122"
 	refused := func(what string) {
 		t.Helper()
@@ -74,25 +79,25 @@ func TestTakeOver(t *testing.T) {
 	}
 	m.takes(matrixID, ns.Path, "", v4, v6)
 	refused("its namespace is there")
-	restamp(3, fmt.Sprint(other.ID))
+	restamp(netnsAt, number(other.ID))
 	refused("another's namespace is there")
-	restamp(3, "0")
+	restamp(netnsAt, number(0))
 	refused("no namespace is known")
-	const gone = "1"
-	restamp(3, gone)
+	gone := number(1)
+	restamp(netnsAt, gone)
 	m.takes(matrixID, ns.Path, "", v4, v6) // the namespace is gone
 	for name, content := range m.reservations() {
-		if fields := strings.Split(m.stamp(name), " "); content == matrixID+"\r\neth0" && fields[3] != fmt.Sprint(ns.ID) {
-			t.Errorf("%s has the stamp %v after it, want namespace %d", name, fields, ns.ID)
+		if b := []byte(m.stamp(name)); content == matrixID+"\r\neth0" && !bytes.Equal(b[netnsAt:netnsAt+8], number(ns.ID)) {
+			t.Errorf("%s has the stamp %q after it, want namespace %d", name, b, ns.ID)
 		}
 	}
 	refused("just taken over")
-	restamp(1, "00000000-0000-4000-8000-000000000000")
+	restamp(bootAt, []byte{0, 0, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0})
 	m.takes(matrixID, ns.Path, "", v4, v6) // an earlier boot
 	refused("just taken over")
-	restamp(3, gone)
+	restamp(netnsAt, gone)
 	m.takes(matrixID, ns.Path, requested("198.18.0.2", "2001:db8::2"), v4, v6) // as requested
-	restamp(3, gone)
+	restamp(netnsAt, gone)
 	m.takes(matrixID, ns.Path, requested("198.18.0.9"), "198.18.0.9/24", v6) // another one is wanted
 	m.ok("DEL", matrixID)
 	if n := m.count(matrixID); n != 0 {
@@ -102,7 +107,7 @@ func TestTakeOver(t *testing.T) {
 	// Held by the kernel: the stamp does not matter.
 	m.takes(matrixID, ns.Path, requested("198.18.0.2", "2001:db8::2"), v4, v6)
 	other.AddAddr("lo", m.at("198.18.0.2/32"))
-	restamp(1, "00000000-0000-4000-8000-000000000000")
+	restamp(bootAt, []byte{0, 0, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0})
 	refused("a namespace holds it")
 
 	// A stamp of other content, and host-local's reservation without one.
