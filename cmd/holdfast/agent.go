@@ -466,6 +466,7 @@ func (s *service) serveSocket(ctx context.Context) {
 		}
 		s.health.Fault("socket", why)
 		if err == nil {
+			s.log.Info("the socket is served", "path", srv.Path)
 			srv.Serve(ctx)
 			return
 		}
