@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/netip"
 	"path/filepath"
 	"slices"
 
@@ -85,26 +84,47 @@ func (p *process) watchLine(ctx context.Context, au *sweep.Audit) (undone []stri
 // presses: this command is a sweep of an agent.
 func (w *World) presses(r *run) bool { return w.cfg.Agent && r.cmd.Verb == GC }
 
-// toldDoubles are the stores of which a process was told that two namespaces hold a reserved
-// address.
+// toldDoubles are the stores of which a process was told that two namespaces in use hold a reserved
+// address, unless each is of a container that has reserved it: networks with the same range.
 func (w *World) toldDoubles(r *run) map[string]string {
 	out := map[string]string{}
 	k := r.told[0].Kernel
 	if k == nil || !w.cfg.Agent {
 		return out
 	}
-	held := map[netip.Addr]int{}
+	held := map[string][]uint64{}
 	for i := range k.Netns {
-		for _, a := range k.Netns[i].Addrs {
-			held[a.Addr]++
+		n := &k.Netns[i]
+		for _, a := range n.Addrs {
+			if n.Host || n.Used() {
+				held[a.Addr.String()] = append(held[a.Addr.String()], n.ID)
+			}
 		}
 	}
 	for _, f := range w.ledger.files {
-		if a, err := netip.ParseAddr(f.addr); err == nil && held[a] > 1 && f.seq <= r.listed {
+		if len(held[f.addr]) > 1 && f.seq <= r.listed && !w.allReserved(held[f.addr], f.addr) {
 			out[filepath.Dir(f.path)] = f.addr
 		}
 	}
 	return out
+}
+
+// allReserved: each of the namespaces is of a container that has reserved the address.
+func (w *World) allReserved(list []uint64, addr string) bool {
+	for _, id := range list {
+		i := slices.IndexFunc(w.namespaces, func(n *netns) bool { return n.id == id })
+		if i < 0 {
+			return false
+		}
+		reserved := false
+		for _, f := range w.ledger.files {
+			reserved = reserved || f.addr == addr && f.owner() == w.namespaces[i].c.id
+		}
+		if !reserved {
+			return false
+		}
+	}
+	return true
 }
 
 // mayBeStopped: some network has been stopped, and may be for another hour.
