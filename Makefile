@@ -107,6 +107,10 @@ soak: ## INTERLEAVED (100000) calls of host-local and holdfast-ipam, then the si
 mutate: ## takes each gate of a release out and asks who notices; the table is for docs/proof.md
 	@$(GO) run ./hack/mutate
 
+.PHONY: e2e-long
+e2e-long: deps ## the scenes in real Kubernetes with outages and churn that last for minutes; needs root; half an hour
+	REQUIRE='$(REQUIRE)' $(GO) test ./e2e/kube -count=1 -timeout 60m -v -args -long
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (1m)
 	@$(TESTSUM) -fuzz $(FUZZTIME) -fuzz-total 24h

@@ -102,6 +102,7 @@ func (n *node) render(t *testing.T) string {
 		},
 	}
 	maps.Copy(config, n.config)
+	maps.DeleteFunc(config, func(_ string, v any) bool { return v == nil })
 	text, err := yaml.Marshal(config)
 	if err != nil {
 		t.Fatal(err)
@@ -297,7 +298,7 @@ func (n *node) wasReleased(t *testing.T, want map[netip.Addr]string) {
 func (n *node) neverReleased(t *testing.T, want map[netip.Addr]string) {
 	t.Helper()
 	for _, e := range n.entries(t) {
-		if r := e.Release; r != nil {
+		if r := e.Release; r != nil && e.State != journal.StateAdopted {
 			if id, ok := want[r.Addr]; ok && id == r.Owner.ID {
 				t.Errorf("%s of %.12s was to be released: %s %s", r.Addr, id, e.State, r.Why)
 			}
@@ -336,6 +337,34 @@ func (n *node) tell(t *testing.T) {
 	}
 	lines := n.logs(t)
 	t.Logf("the end of the agent's log on %s:\n%s", n.Name, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+}
+
+// why shows what the agent says of what it keeps, each thing once.
+func (n *node) why(t *testing.T) {
+	t.Helper()
+	code, text, err := n.get(t.Context(), "/api/v1alpha1/audit")
+	var doc struct {
+		Resources []struct{ Address, Verdict, Why string }
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &doc)
+	}
+	if code != http.StatusOK || err != nil {
+		t.Logf("audit: %d, %v", code, err)
+	}
+	count := map[string]int{}
+	for _, f := range doc.Resources {
+		count[f.Verdict+": "+f.Why]++
+	}
+	for text, c := range count {
+		t.Logf("%d x %s", c, text)
+	}
+	_, text, _ = n.get(t.Context(), "/metrics")
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "holdfast_sweeps_total") && !strings.HasSuffix(line, " 0\n") || strings.HasPrefix(line, "holdfast_ipam_capacity") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
 }
 
 // get asks the agent's HTTP port from the node.

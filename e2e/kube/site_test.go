@@ -20,7 +20,6 @@ import (
 
 	"github.com/holdfast-cni/holdfast/hack/image/archive"
 	"github.com/holdfast-cni/holdfast/hack/testbin/prebuilt"
-	"github.com/holdfast-cni/holdfast/internal/testenv/cri"
 	room "github.com/holdfast-cni/holdfast/internal/testenv/kube"
 )
 
@@ -107,7 +106,8 @@ type node struct {
 	networks []string
 	// StateDir and the agent's run directory as seen from the machine.
 	stateDir, runDir string
-	// config are fields of the agent's configuration beside or instead of the test's.
+	// config are fields of the agent's configuration beside or instead of the test's; nil takes
+	// one out.
 	config map[string]any
 	// version of the agent that is deployed.
 	version string
@@ -123,7 +123,7 @@ func (s *site) addNode(t *testing.T, o room.NodeOptions) *node {
 	// An agent that was killed comes back at once, and so does a Pod that keeps crashing.
 	o.Kubelet["featureGates"] = map[string]any{"KubeletCrashLoopBackOffMax": true}
 	o.Kubelet["crashLoopBackOff"] = map[string]any{"maxContainerRestartPeriod": "1s"}
-	n := &node{Node: s.AddNode(t, o), s: s}
+	n := &node{Node: s.AddNode(t, o), s: s, config: object{}}
 	for _, path := range s.images {
 		n.Runtime.ImportImage(t, path, image(strings.TrimSuffix(filepath.Base(path), ".tar")))
 	}
@@ -291,8 +291,5 @@ func (n *node) remove(t *testing.T, pods ...*corev1.Pod) {
 		n.s.WaitGone(t, p.Namespace, p.Name)
 	}
 }
-
-// versions says which containerd each node of the scenes has.
-func versions() []cri.Version { return []cri.Version{cri.Debian, cri.V2} }
 
 func getOptions() metav1.GetOptions { return metav1.GetOptions{} }

@@ -88,6 +88,23 @@ func (r *Runtime) PowerOff(t testing.TB) {
 	}
 }
 
+// Freeze stops containerd in its tracks with SIGSTOP: its socket accepts, and nothing answers.
+// Sandboxes live on. Thaw lets it go on.
+func (r *Runtime) Freeze(t testing.TB) { t.Helper(); r.signal(t, unix.SIGSTOP) }
+
+// Thaw undoes Freeze.
+func (r *Runtime) Thaw(t testing.TB) { t.Helper(); r.signal(t, unix.SIGCONT) }
+
+func (r *Runtime) signal(t testing.TB, sig unix.Signal) {
+	t.Helper()
+	if !r.alive() {
+		t.Fatalf("%s to containerd, which does not run", sig)
+	}
+	if err := r.cmd.Process.Signal(sig); err != nil {
+		t.Fatalf("%s to containerd: %v", sig, err)
+	}
+}
+
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	errs := []error{err}
