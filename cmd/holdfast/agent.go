@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
 	api "github.com/holdfast-cni/holdfast/api/v1alpha1"
@@ -409,7 +408,7 @@ func (s *service) askKube(o *options) error {
 func (s *service) serveHTTP(ctx context.Context) {
 	handler := web.New(web.Config{
 		Node: s.conf.NodeName, Version: version, Source: s, Map: s.page, Health: s.health, Clock: s.node.clock.Now,
-		Metrics: promhttp.HandlerFor(s.metrics.Registry(), promhttp.HandlerOpts{}), Pprof: s.conf.Pprof, Names: s.conf.HTTPHosts,
+		Metrics: s.metrics.Handler(), Pprof: s.conf.Pprof, Names: s.conf.HTTPHosts,
 	})
 	srv := &web.Server{Handler: handler, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)}
 	for said := ""; ctx.Err() == nil; {

@@ -191,7 +191,8 @@ func (n *node) setGrace() {
 	// The usual place, as PID 1 sees it.
 	n.kubelet, err = kubelet.Find(n.o.proc, filepath.Join(n.o.proc, "1/root", cmp.Or(n.o.kubeletConfig, "/var/lib/kubelet/config.yaml")))
 	n.policy.Grace = max(n.policy.Grace, kubelet.Grace(n.kubelet.Timeout))
-	if err != nil && os.Geteuid() == 0 {
+	// Who stays is told; for others doctor says it.
+	if err != nil && n.o.stays {
 		n.warnings = append(n.warnings, fmt.Sprintf("the grace of %s may be too short, since it cannot be known how long the kubelet waits for its runtime: %v", n.policy.Grace, err))
 	}
 }

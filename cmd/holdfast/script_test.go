@@ -101,6 +101,7 @@ func verbs() map[string]func(ts *testscript.TestScript, neg bool, args []string)
 		"sandbox":         (*world).sandbox,
 		"api-server":      (*world).apiServer,
 		"api-asked":       (*world).apiAsked,
+		"api-quiet":       (*world).apiQuiet,
 		"forget":          (*world).forget,
 		"hold-lock":       (*world).holdLock,
 		"free-lock":       (*world).freeLock,

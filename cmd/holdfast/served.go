@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/agent/control"
 	"github.com/holdfast-cni/holdfast/internal/report"
+	"github.com/holdfast-cni/holdfast/internal/sys/hostlocal"
 	"github.com/holdfast-cni/holdfast/internal/wire"
 )
 
@@ -251,6 +252,19 @@ func askStatus(ctx context.Context, runDir string) (st wire.Status, err error) {
 	return st, nil
 }
 
+// beginTime is how long an agent may take from its locks to its socket.
+const beginTime = 3 * time.Second
+
+// reaperBusy reports whether another process is the reaper of our state directory.
+func (a *app) reaperBusy() bool {
+	r, err := hostlocal.AcquireReaper(nil, a.opts.runDir, a.opts.stateDir)
+	if err == nil {
+		r.Close()
+	}
+	var busy *hostlocal.ErrBusy
+	return errors.As(err, &busy)
+}
+
 // viaAgent has the agent of this node do the command, if there is one; done is false when
 // nobody answers and the command is ours to do.
 func (a *app) viaAgent(ctx context.Context) (done bool, err error) {
@@ -260,6 +274,11 @@ func (a *app) viaAgent(ctx context.Context) (done bool, err error) {
 	path := filepath.Join(a.opts.runDir, "agent.sock")
 	d := net.Dialer{Timeout: time.Second}
 	conn, err := d.DialContext(ctx, "unix", path)
+	// An agent that has just begun has the locks before it has the socket.
+	for until := time.Now().Add(beginTime); err != nil && a.reaperBusy() && time.Now().Before(until) && ctx.Err() == nil; {
+		pause(ctx, 100*time.Millisecond)
+		conn, err = d.DialContext(ctx, "unix", path)
+	}
 	if err != nil {
 		// Nobody there. If there is an agent all the same, its locks say so.
 		return false, nil

@@ -2,12 +2,14 @@ package metrics
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/holdfast-cni/holdfast/internal/agent"
 	"github.com/holdfast-cni/holdfast/internal/agent/digest"
@@ -106,8 +108,13 @@ func New(opt Options) *Metrics {
 	return m
 }
 
-// Registry is what to serve.
+// Registry is what is served.
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+
+// Handler serves the registry in Prometheus' formats.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
 
 const (
 	other          = "other"
