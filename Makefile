@@ -27,7 +27,7 @@ TESTSUM = $(GO) run ./hack/testsum
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
 build: ## bin/holdfast and bin/holdfast-ipam, static binaries
@@ -108,7 +108,7 @@ mutate: ## takes each gate of a release out and asks who notices; the table is f
 	@$(GO) run ./hack/mutate
 
 .PHONY: e2e-long
-e2e-long: deps ## the scenes in real Kubernetes with outages and churn that last for minutes; needs root; half an hour
+e2e-long: deps ## the scenes in real Kubernetes with outages and churn that last for minutes; needs root and most of an hour
 	REQUIRE='$(REQUIRE)' $(GO) test ./e2e/kube -count=1 -timeout 60m -v -args -long
 
 .PHONY: fuzz
