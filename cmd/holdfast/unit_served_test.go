@@ -1,12 +1,21 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/holdfast-cni/holdfast/internal/claim"
 	"github.com/holdfast-cni/holdfast/internal/journal"
 	"github.com/holdfast-cni/holdfast/internal/line"
 	"github.com/holdfast-cni/holdfast/internal/sweep"
+	"github.com/holdfast-cni/holdfast/internal/sys/kube"
 	"github.com/holdfast-cni/holdfast/internal/wire"
 )
 
@@ -45,5 +54,33 @@ func TestUndoBeforeTheFirstSweep(t *testing.T) {
 	w.undone([]sweep.Undone{{ID: "taken", Outcome: journal.UndoTaken}, {ID: "back", Outcome: journal.UndoRestored}})
 	if !w.taken["taken"] || w.taken["back"] || len(w.recent) != 1 || w.recent[0].ID != "taken" {
 		t.Errorf("%+v", w)
+	}
+}
+
+// An API server that hangs leaves a heal, which has seconds, the time to go on without it.
+func TestKubeLeavesTime(t *testing.T) {
+	over := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-over }))
+	defer srv.Close()
+	defer close(over)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n", srv.URL)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := kube.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := kube.NewClient(cfg, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := func() claim.Instant { return claim.Instant{Boot: "b", Mono: time.Hour} }
+	w := kubeWitness{kube.New(kube.Config{Client: c, Node: "n1", Clock: clock, Timeout: time.Minute})}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	if got := w.Ask(ctx, false); len(got) != 1 || got[0].State != claim.StateSilent || ctx.Err() != nil {
+		t.Errorf("%+v, %v", got, ctx.Err())
 	}
 }
