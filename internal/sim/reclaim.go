@@ -84,7 +84,9 @@ func (w *World) staysItself(f *file) (why string, all bool) {
 	}
 	noOwner := claim.ParseOwner(f.content).Shape == claim.ShapeNone
 	// A file without an owner is also asked for by the namespaces of those.
-	if id := w.cachedBy(f, func(c *container) bool { return c.living() || w.excused(c) || c.ns != nil && noOwner }); id != "" {
+	if id := w.cachedBy(f, func(c *container) bool {
+		return c.living() || w.excused(c) || c.listed && w.undoKeeps(c.id) || c.ns != nil && noOwner
+	}); id != "" {
 		return "by its cached result it is that of " + id + ", which counts as alive", true
 	}
 	if f.c != nil {
@@ -155,7 +157,18 @@ func (w *World) nsStays(n *netns) string {
 	if w.mayBeLivings(n) {
 		return "its namespace may be that of a living one whom the kernel does not show"
 	}
+	for _, c := range w.all {
+		if w.cachedIn(n, c.id) && w.livesByResult(c.id) {
+			return "its namespace may be that of one whose other address lives by a cached result"
+		}
+	}
 	return ""
+}
+
+// livesByResult: the namespace of a living one has an address of some cached result of the ID, and
+// is not known to be of another who reserved it.
+func (w *World) livesByResult(id string) bool {
+	return slices.ContainsFunc(w.namespaces, func(n *netns) bool { return n.c.living() && w.cachedIn(n, id) })
 }
 
 // mayBeLivings: a living container other than n's own has an address that n has.
@@ -220,6 +233,14 @@ func (w *World) excused(c *container) bool {
 // that, and n is not known to be of another who reserved it.
 func (w *World) saidOf(c *container, n *netns, addr string) bool {
 	return c.hasAddr(addr) || w.reserves(c.id, addr) && (n.c.id == c.id || !w.excludes(n, addr))
+}
+
+// undoKeeps: an undo holds some reservation of the ID, and with it its cached results.
+func (w *World) undoKeeps(id string) bool {
+	return slices.ContainsFunc(sortedKeys(w.ledger.files), func(p string) bool {
+		f := w.ledger.files[p]
+		return f.owner() == id && (f.held || w.undoHolds(f))
+	})
 }
 
 // cachedAt returns the names of the cached results that have the address.
