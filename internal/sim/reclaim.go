@@ -89,6 +89,9 @@ func (w *World) staysItself(f *file) (why string, all bool) {
 	}); id != "" {
 		return "by its cached result it is that of " + id + ", which counts as alive", true
 	}
+	if w.looksNewest(f.owner()) {
+		return "by the wall clock, which stepped back, it is the newest sandbox of a Pod that is there", true
+	}
 	if f.c != nil {
 		if why := w.disputed(f.c.id); why != "" {
 			return why, true
@@ -240,6 +243,19 @@ func (w *World) undoKeeps(id string) bool {
 	return slices.ContainsFunc(sortedKeys(w.ledger.files), func(p string) bool {
 		f := w.ledger.files[p]
 		return f.owner() == id && (f.held || w.undoHolds(f))
+	})
+}
+
+// looksNewest: the ID's sandbox is listed, NotReady, and its runtime says that it was made later
+// than the living one of its Pod, which the API server has.
+func (w *World) looksNewest(id string) bool {
+	if w.cfg.Kube == 0 {
+		return false
+	}
+	return slices.ContainsFunc(w.traces, func(c *container) bool {
+		return c.id == id && c.listed && !c.living() && slices.ContainsFunc(w.traces, func(o *container) bool {
+			return o.living() && o.uid == c.uid && o.created < c.created
+		})
 	})
 }
 
