@@ -79,15 +79,22 @@ func (w *World) staysItself(f *file) (why string, all bool) {
 		return "two namespaces hold its address", true
 	case w.ward(f) != nil:
 		return "another has its address and no reservation", true
+	case w.cfg.Kube > 0 && slices.ContainsFunc(w.traces, func(o *container) bool {
+		return o != f.c && o.living() && o.hasAddr(f.addr) && !w.reserves(o.id, f.addr)
+	}):
+		return "the API server says that a living one has its address, whatever its runtime says", true
 	case claim.ParseOwner(f.content).Shape == claim.ShapeNone && w.holder(f.addr, nil) != nil:
 		return "it names no owner, and its address lives", false
 	}
 	noOwner := claim.ParseOwner(f.content).Shape == claim.ShapeNone
 	// A file without an owner is also asked for by the namespaces of those.
 	if id := w.cachedBy(f, func(c *container) bool {
-		return c.living() || w.excused(c) || c.listed && w.undoKeeps(c.id) || c.ns != nil && noOwner
+		return c.living() || w.excused(c) || c.listed && w.undoKeeps(c.id) || w.looksNewest(c.id) || c.ns != nil && noOwner
 	}); id != "" {
 		return "by its cached result it is that of " + id + ", which counts as alive", true
+	}
+	if id := f.owner(); id != "" && w.livesByResult(id) {
+		return "by a cached result of its container a living one may be that", true
 	}
 	if w.looksNewest(f.owner()) {
 		return "by the wall clock, which stepped back, it is the newest sandbox of a Pod that is there", true
