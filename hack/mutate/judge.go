@@ -87,7 +87,7 @@ func judgeMutations() []mutation {
 		one("6, I8", "a kept address does not keep its attachment", groupFile, "why := stuck[attachment(a.Resource)]", `why := ""`).by("verdict", "TestSiblings").blind(),
 		one("6, I8", "a conflict does not keep the container's other addresses", groupFile, "				why = conflict[id]\n", "").by("verdict", "TestHeldTwiceKeepsOtherNetworks").blind(),
 		one("6, I8", "a cache entry goes before its reservation", groupFile, "f.Verdict, f.Rule, f.Why = Suspect, \"with-reservation\"", "f.Releasable, f.Rule, f.Why = true, \"with-reservation\"").by("verdict", "TestF21CacheOfRestartedContainer").blind(),
-		one("6, I8", "a reservation does not wait for its cache entry", groupFile, "	addressLast(list)\n", ""),
+		one("6, I8", "a reservation does not wait for its cache entry", groupFile, "again = addressLast(list)", "again = false"),
 		one("6, I8", "a cache entry goes before an address that is kept", groupFile, "				why = kept[id]\n", "				_ = kept[id]\n").
 			and(groupFile, "f.Verdict, f.Rule, f.Why = Suspect, \"with-reservation\"", "f.Releasable, f.Rule, f.Why = true, \"with-reservation\"").by("verdict", "TestHoldKeepsTheCache|TestF21CacheOfRestartedContainer").blind(),
 		one("6, I8", "a namespace goes before all that it holds", groupFile, "if p := pinned[n.ID]; p != nil && f.Releasable {", "if p := pinned[n.ID]; p != nil && false {").

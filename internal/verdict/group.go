@@ -87,9 +87,9 @@ func attachment(r *claim.Resource) claim.Attachment {
 // loss of its veth would hit the new run. And a namespace goes only if everything that
 // it holds goes.
 func together(list []Finding) {
-	addressLast(list)
 	for again := true; again; {
-		again = false
+		// Also for what has come to wait by its namespace.
+		again = addressLast(list)
 		pinned := map[uint64]*Finding{}
 		for i := range list {
 			for _, n := range list[i].Netns {
@@ -142,8 +142,9 @@ func together(list []Finding) {
 // for its own grace, as after an unhold or when it was written later: DEL and veth must not
 // come when the address is free already (I8). And for one of its attachment whose namespace
 // stays, since nobody vouches for it or another's reservation pins it: that is a piece that
-// can hold an address alive. What else keeps a cache entry keeps no address.
-func addressLast(list []Finding) {
+// can hold an address alive. What else keeps a cache entry keeps no address. It
+// reports whether it kept any.
+func addressLast(list []Finding) (kept bool) {
 	waits := map[string]*Finding{}
 	stays := map[claim.Attachment]*Finding{}
 	for i := range list {
@@ -161,7 +162,7 @@ func addressLast(list []Finding) {
 		}
 	}
 	if len(waits)+len(stays) == 0 {
-		return
+		return false
 	}
 	for i := range list {
 		f := &list[i]
@@ -177,8 +178,10 @@ func addressLast(list []Finding) {
 		if l != nil {
 			f.Releasable, f.Wait = false, l.Wait
 			f.Why = "the address goes last, and its cache entry is still " + l.Verdict.String()
+			kept = true
 		}
 	}
+	return kept
 }
 
 // keepPinned keeps a namespace while a reservation of one of its addresses does not go:

@@ -79,6 +79,30 @@ func TestLaterAddressWaitsForTheNetnsOfItsResult(t *testing.T) {
 	}
 }
 
+// The namespace of the cached result is also of a younger reservation, which waits: so does the
+// cache entry, and so must the address, which goes last (I8). Then all of it goes at once.
+func TestLaterAddressWaitsForANetnsThatWaits(t *testing.T) {
+	for _, younger := range []bool{true, false} {
+		n := newNode(t)
+		n.bystander()
+		n.netns(50, 0, cniMount, "10.1.0.10")
+		p := n.reserve("10.1.0.9", idA)
+		c := n.cache(idA, "", "10.1.0.10")
+		n.sweep()
+		n.wait(2 * orphanGrace)
+		if younger {
+			n.reserve("10.1.0.10", idB)
+			o := n.sweep()
+			o.kept(c)
+			o.kept(p)
+			n.wait(2 * orphanGrace)
+		}
+		if o := n.sweep(); !o.at(p).Releasable || !o.at(c).Releasable {
+			t.Errorf("younger %v: kept for ever", younger)
+		}
+	}
+}
+
 // The run of idle sightings was of another namespace: the new one starts anew.
 func TestLaterOrphanInAnotherNetns(t *testing.T) {
 	for _, reserved := range []bool{true, false} {
