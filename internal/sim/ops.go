@@ -433,9 +433,7 @@ func (w *World) spoil(c *container, what int) {
 			owner = nil
 		}
 		w.overwrite(p, owner, w.oddContent(c.n, what))
-		if what > 0 {
-			w.wiped = w.seq // whoever judged by a listing of before still counted on it
-		}
+		w.wiped = w.seq // whoever judged by a listing of before still counted on it
 		return
 	}
 }

@@ -272,13 +272,10 @@ func (w *World) removed(r *run, f *file) {
 //
 // Whose a reservation is, is what it says, not by which life of an ID it was written: one of an
 // earlier container under the same ID is the same to the last byte, and is kept for as long as
-// the ID lives, as this one's own would be.
+// the ID lives, as this one's own would be. One of its own that was cut to nothing is nobody's.
 func (w *World) ward(f *file) *container {
 	for _, o := range w.traces {
 		if o == f.c || !o.up || !o.hasAddr(f.addr) || w.reserves(o.id, f.addr) {
-			continue
-		}
-		if own := w.ledger.files; slices.ContainsFunc(sortedKeys(own), func(p string) bool { return own[p].c == o && own[p].addr == f.addr }) {
 			continue
 		}
 		if w.shown(o) {
