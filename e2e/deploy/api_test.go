@@ -127,7 +127,7 @@ func rights(t *testing.T, c *kube.Cluster) {
 		groups        []string
 		want          []string
 	}{
-		{"the agent", agent, "", groups, []string{"create /events", "get /nodes", "list /pods", "patch /events", "watch /pods"}},
+		{"the agent", agent, "", groups, []string{"create /events", "get /nodes", "list /events", "list /pods", "patch /events", "watch /pods"}},
 		{"a viewer in its namespace", "viewer", namespace, nil, []string{"create /pods/portforward", "get /pods/portforward", "list /pods"}},
 		{"a viewer elsewhere", "viewer", "default", nil, nil},
 		{"somebody", "somebody", namespace, nil, nil},
