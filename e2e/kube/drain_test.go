@@ -10,8 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/holdfast-cni/holdfast/internal/sys/state"
 	"github.com/holdfast-cni/holdfast/internal/testenv/cri"
 	room "github.com/holdfast-cni/holdfast/internal/testenv/kube"
+	"github.com/holdfast-cni/holdfast/internal/verdict"
 )
 
 const (
@@ -64,6 +66,7 @@ func (s *site) drained(t *testing.T, name, ipam string) *node {
 // get addresses within drainBound, with one bad Pod and with five.
 func drain(t *testing.T, n *node) {
 	n.keepAway(t, true)
+	n.longAcquainted(t)
 	live := n.of(t, n.run(t, "a-"+n.Name, "b-"+n.Name)...)
 	n.s.CreatePod(t, room.PausePod(bad(n, 0), n.Name))
 	until(t, soon, "the bad Pod loses addresses", func() error {
@@ -111,6 +114,33 @@ func drain(t *testing.T, n *node) {
 	n.neverReleased(t, live)
 	n.ping2(t)
 	n.named(t)
+}
+
+// longAcquainted makes the agent's sightings of idle namespaces older than its grace, as if it had
+// been here before the story began. What idles on this machine, such as what a killed test left,
+// might else be of an ADD in flight, and no range would drain sooner than by the grace.
+func (n *node) longAcquainted(t *testing.T) {
+	t.Helper()
+	d, err := state.Open(n.stateDir, state.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	memory, err := d.LoadSightings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []verdict.Sighting
+	for _, s := range memory {
+		older := *s
+		if !strings.HasPrefix(s.Path, n.Runtime.DataDir()) {
+			older.First.Mono = max(older.First.Mono-10*time.Minute, 1)
+		}
+		list = append(list, older)
+	}
+	if err := d.SaveSightings(verdict.NewMemory(list)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func bad(n *node, i int) string { return fmt.Sprintf("bad-%d-%s", i, n.Name) }

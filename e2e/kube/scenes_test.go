@@ -6,6 +6,7 @@ import (
 	"github.com/holdfast-cni/holdfast/internal/testenv"
 	"github.com/holdfast-cni/holdfast/internal/testenv/cri"
 	room "github.com/holdfast-cni/holdfast/internal/testenv/kube"
+	"github.com/holdfast-cni/holdfast/internal/testenv/netns"
 )
 
 // scene is one story on one node. It begins and ends with a clean node and the agent at work,
@@ -19,6 +20,7 @@ type scene struct {
 // nodes are at it at the same time.
 func TestScenes(t *testing.T) {
 	testenv.Need(t, testenv.Kube)
+	netns.TakeAwayAbandoned(t)
 	s := newSite(t, "v1", "v2")
 	old := s.addNode(t, room.NodeOptions{Name: "containerd1", Containerd: cri.Debian})
 	old.networks = append(old.networks, renamed(old))
