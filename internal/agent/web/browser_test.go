@@ -220,7 +220,12 @@ func (b *browser) now() { eval[bool](b, `document.dispatchEvent(new Event('visib
 func (b *browser) open(url, ready string) {
 	b.t.Helper()
 	// A new document even where only the fragment differs.
-	b.run(chromedp.Navigate("about:blank"), chromedp.Navigate(url))
+	b.run(chromedp.Navigate("about:blank"))
+	// What the page before was just asking for was its own.
+	b.mu.Lock()
+	b.asked = nil
+	b.mu.Unlock()
+	b.run(chromedp.Navigate(url))
 	b.until(ready)
 }
 
