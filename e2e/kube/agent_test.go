@@ -282,11 +282,15 @@ func (n *node) released(t *testing.T, addr netip.Addr, id string) (journal.Entry
 func (n *node) wasReleased(t *testing.T, want map[netip.Addr]string) {
 	t.Helper()
 	for a, id := range want {
-		e, ok := n.released(t, a, id)
-		if !ok {
-			t.Errorf("the journal has no release of %s of %s", a, id)
-			continue
-		}
+		var e journal.Entry
+		// The outcome is written when the file is gone.
+		until(t, soon, fmt.Sprintf("the journal has a release of %s of %s", a, id), func() (err error) {
+			var ok bool
+			if e, ok = n.released(t, a, id); !ok {
+				err = errors.New("there is none")
+			}
+			return err
+		})
 		if len(e.Release.Says) == 0 || e.Release.Why == "" {
 			t.Errorf("the release of %s carries no evidence: %+v", a, e.Release)
 		}

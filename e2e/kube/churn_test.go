@@ -89,10 +89,11 @@ func churn(t *testing.T, n *node) {
 	defer stop()
 	wg.Go(func() { c.run(ctx) })
 	kills := map[string]int{}
+	var next []int
 	upgraded := false
 	began := time.Now()
 	during := within(40*time.Second, 10*time.Minute)
-	for time.Since(began) < during {
+	for time.Since(began) < during || len(kills) < 3 && time.Since(began) < 2*during {
 		time.Sleep(time.Duration(1+rnd.IntN(4)) * time.Second)
 		if !upgraded && time.Since(began) > during/3 {
 			upgraded = true
@@ -102,7 +103,13 @@ func churn(t *testing.T, n *node) {
 			}
 			continue
 		}
-		switch rnd.IntN(4) {
+		// Each in its turn, in an order that is drawn anew for each round.
+		if len(next) == 0 {
+			next = rnd.Perm(4)
+		}
+		what := next[0]
+		next = next[1:]
+		switch what {
 		case 0:
 			n.Kubelet.Kill(t)
 			time.Sleep(time.Duration(rnd.IntN(2000)) * time.Millisecond)
@@ -114,8 +121,12 @@ func churn(t *testing.T, n *node) {
 			n.Runtime.Restart(t)
 			kills["containerd"]++
 		default:
-			if n.killAgent(t) {
-				kills["agent"]++
+			for range 100 {
+				if n.killAgent(t) {
+					kills["agent"]++
+					break
+				}
+				time.Sleep(100 * time.Millisecond) // it is about to start
 			}
 		}
 	}
@@ -129,7 +140,7 @@ func churn(t *testing.T, n *node) {
 		}
 	}
 	t.Logf("%d Pods made, killed %v", c.made, kills)
-	if kills["agent"] == 0 || kills["kubelet"]+kills["containerd"] == 0 {
+	if len(kills) < 3 {
 		t.Errorf("killed %v: nothing was shown", kills)
 	}
 	n.awaitAgent(t)
