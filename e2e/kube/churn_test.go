@@ -92,7 +92,7 @@ func churn(t *testing.T, n *node) {
 	var next []int
 	upgraded := false
 	began := time.Now()
-	during := within(40*time.Second, 10*time.Minute)
+	during := within(2*time.Minute, 10*time.Minute)
 	for time.Since(began) < during || len(kills) < 3 && time.Since(began) < 2*during {
 		time.Sleep(time.Duration(1+rnd.IntN(4)) * time.Second)
 		if !upgraded && time.Since(began) > during/3 {

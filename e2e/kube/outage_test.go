@@ -182,7 +182,7 @@ func containerdStopped(t *testing.T, n *node) {
 	held := func() error { return errors.Join(n.held(t, live), n.held(t, dead)) }
 	n.Runtime.Freeze(t)
 	dead = n.plant(t, n.high(3))
-	stays(t, within(30*time.Second, 10*time.Minute), "containerd stands still", held)
+	stays(t, within(2*time.Minute, 10*time.Minute), "containerd stands still", held)
 	n.Runtime.Thaw(t)
 	n.settle(t, reclaimed, "containerd goes on")
 	n.wasReleased(t, dead)
