@@ -68,11 +68,10 @@ func (a *Agent) Run(ctx context.Context) {
 			trigger = OnPressure
 		}
 		last = time.Now()
-		p := a.pass(ctx, Request{Trigger: trigger, Pressed: pressed})
+		a.pass(ctx, Request{Trigger: trigger, Pressed: pressed})
 		if ctx.Err() != nil {
 			return
 		}
-		a.conf.Fill.Note(p)
 		wait := time.Duration(float64(a.conf.Interval) * (0.9 + 0.2*a.conf.Rand()))
 		if !a.Answered() {
 			wait, delay = min(wait, time.Duration(float64(delay)*(0.5+a.conf.Rand()))), min(2*delay, a.conf.Interval)
@@ -126,17 +125,16 @@ func (a *Agent) Answered() bool {
 	return a.answers > 0
 }
 
-func (a *Agent) pass(ctx context.Context, r Request) *Pass {
-	var p *Pass
-	err := a.Exclusive(ctx, func() {
-		p = a.conf.Node.Pass(ctx, r)
+func (a *Agent) pass(ctx context.Context, r Request) {
+	// The error is ctx's, which ends the loop.
+	_ = a.Exclusive(ctx, func() {
+		p := a.conf.Node.Pass(ctx, r)
 		p.Trigger = r.Trigger
+		a.losses.note(p)
+		// Before anybody is told: who then sees names come counts them on top of it.
+		a.conf.Fill.Note(p)
 		a.tell(ctx, p)
 	})
-	if err != nil {
-		return &Pass{Trigger: r.Trigger, Err: err}
-	}
-	return p
 }
 
 // Exclusive runs f while nobody else works on the node. The error is ctx's; then f did not run.
@@ -163,7 +161,10 @@ func (a *Agent) Yield(f func()) {
 }
 
 // Tell lets the observers know of a pass that somebody else has made, within Exclusive.
-func (a *Agent) Tell(ctx context.Context, p *Pass) { a.tell(ctx, p) }
+func (a *Agent) Tell(ctx context.Context, p *Pass) {
+	a.losses.note(p)
+	a.tell(ctx, p)
+}
 
 func (a *Agent) tell(ctx context.Context, p *Pass) {
 	if p.Err == nil && p.Audit != nil && len(p.Audit.Judgement.Silent) == 0 && p.Unanswered == "" {
@@ -171,7 +172,6 @@ func (a *Agent) tell(ctx context.Context, p *Pass) {
 		a.answers++
 		a.mu.Unlock()
 	}
-	a.losses.note(p)
 	for _, o := range a.conf.Observers {
 		o.Observe(ctx, p)
 	}

@@ -382,6 +382,18 @@ func testUnreachable(t *testing.T, b *browser) {
 	b.healthy(p.origin)
 }
 
+// pixels counts those of all tiles by the verdict whose colour they have.
+const pixels = `(() => {
+		const css = getComputedStyle(document.documentElement), names = ['free', 'InUse', 'Leaked', 'Suspect'], out = { other: 0 };
+		const g = document.createElement('canvas').getContext('2d');
+		const colour = new Map(names.map((n) => { g.fillStyle = css.getPropertyValue('--v-' + n).trim(); g.fillRect(0, 0, 1, 1); out[n] = 0; return [g.getImageData(0, 0, 1, 1).data.join(), n]; }));
+		for (const c of document.querySelectorAll('.tile canvas')) {
+			const d = c.getContext('2d').getImageData(0, 0, 16, 16).data;
+			for (let i = 0; i < d.length; i += 4) { const n = d[i + 3] === 0 ? '' : colour.get(d.slice(i, i + 4).join()) ?? 'other'; if (n) out[n]++; }
+		}
+		return out;
+	})()`
+
 func testLarge(t *testing.T, b *browser) {
 	p := newPort(t, well())
 	s := fullNode(time.Now())
@@ -396,17 +408,15 @@ func testLarge(t *testing.T, b *browser) {
 	if n := eval[int](b, `document.querySelectorAll('.tile.has').length`); n != 4 {
 		t.Errorf("%d blocks have a badge, want 4", n)
 	}
-	// Every pixel of every tile, against what was found.
-	counts := eval[map[string]int](b, `(() => {
-		const css = getComputedStyle(document.documentElement), names = ['free', 'InUse', 'Leaked', 'Suspect'], out = { other: 0 };
-		const g = document.createElement('canvas').getContext('2d');
-		const colour = new Map(names.map((n) => { g.fillStyle = css.getPropertyValue('--v-' + n).trim(); g.fillRect(0, 0, 1, 1); out[n] = 0; return [g.getImageData(0, 0, 1, 1).data.join(), n]; }));
-		for (const c of document.querySelectorAll('.tile canvas')) {
-			const d = c.getContext('2d').getImageData(0, 0, 16, 16).data;
-			for (let i = 0; i < d.length; i += 4) { const n = d[i + 3] === 0 ? '' : colour.get(d.slice(i, i + 4).join()) ?? 'other'; if (n) out[n]++; }
+	// Every pixel of every tile, against what was found. The page draws anew when the scheme has
+	// changed, a moment later.
+	var counts map[string]int
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		counts = eval[map[string]int](b, pixels)
+		if counts["other"] == 0 || time.Now().After(deadline) {
+			break
 		}
-		return out;
-	})()`)
+	}
 	want := map[string]int{"other": 0, "InUse": 0, "Leaked": 0, "Suspect": 0}
 	for _, f := range s.au.Judgement.Findings {
 		want[f.Verdict.String()]++
