@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,7 +72,16 @@ type script struct{ *testing.T }
 
 func (s script) Run(_ string, f func(testscript.T)) { f(s) }
 func (script) Parallel()                            {}
-func (script) Verbose() bool                        { return testing.Verbose() }
+
+// Skip is for what a script finds lacking by itself (hostns): where root is required, so is that.
+func (s script) Skip(args ...any) {
+	s.Helper()
+	if slices.Contains(strings.Split(os.Getenv(testenv.RequireEnv), ","), testenv.Root) {
+		s.Fatalf("skipped, though %s names %s: %v", testenv.RequireEnv, testenv.Root, args)
+	}
+	s.T.Skip(args...)
+}
+func (script) Verbose() bool { return testing.Verbose() }
 
 // verbs are the commands of a script beside testscript's own. A verb that is not made for
 // "!" fails with it.

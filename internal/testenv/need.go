@@ -55,7 +55,8 @@ func Need(t testing.TB, capability string) {
 	t.Helper()
 	// hack/testsum sorts tests by this line.
 	t.Logf("holdfast-level: %s", level(capability))
-	if testing.Short() {
+	// What REQUIRE names is not to be skipped, in a short run either.
+	if testing.Short() && !required(os.Getenv(RequireEnv), capability) {
 		t.Skipf("needs %s: not in a short run", capability)
 	}
 	demand(t, capability)
