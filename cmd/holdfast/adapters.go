@@ -43,8 +43,11 @@ func (r reservations) List(ctx context.Context, dataDirs []string) claim.Snapsho
 		if st.Problem != "" || r.hosts == nil {
 			continue
 		}
-		// What cannot be told is the vantage's matter.
-		if same, err := r.hosts(cmp.Or(st.Dir, st.DataDir)); err == nil && !same {
+		same, err := r.hosts(cmp.Or(st.Dir, st.DataDir))
+		switch {
+		case err != nil:
+			st.Problem = "whether this is what the node has at this path cannot be told: " + err.Error()
+		case !same:
 			st.Problem = notTheNodes
 		}
 	}
